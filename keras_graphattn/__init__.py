@@ -3,6 +3,7 @@
 import keras_graphattn.ops  # noqa: F401  # first: it shows formulas that masks hold
 from keras_graphattn import (
     analysis,
+    biases,
     distribution,
     feature_maps,
     filters,
@@ -46,6 +47,7 @@ __all__ = [
     "ScaledHighFrequencyAttention",
     "__version__",
     "analysis",
+    "biases",
     "convert",
     "distribution",
     "export_saved_model",

@@ -436,9 +436,11 @@ def _check_zeros_and_ones(name: str, value: Num[Tensor, "..."]) -> None:
     wrong = np.argwhere((numbers != 0) & (numbers != 1))
     if len(wrong):
         place = wrong[0].tolist()
+        added = " Numbers that are added to the scores are an `attention_bias`."
         raise ValueError(
             f"`{name}` must hold 0 and 1 only: 1, or True, marks visible entries. Received: "
             f"{float(numbers[tuple(place)])} at {name}{place}. Compare it first, as in `mask > 0`."
+            f"{added if name == 'attention_mask' else ''}"
         )
 
 

@@ -19,10 +19,15 @@ def softmax(scores, mask=None, dim=-1):
     return weights / torch.where(total == 0, torch.ones_like(total), total)
 
 
-def attention_matrix(query, key, mask=None):
-    """query, key (B, T, N, H) -> A (B, N, T, S)."""
+def attention_matrix(query, key, mask=None, bias=0.0):
+    """query, key (B, T, N, H) -> A (B, N, T, S); a bias of minus infinity hides the key."""
     scores = torch.einsum("btnh,bsnh->bnts", query, key) / math.sqrt(query.shape[-1])
-    return softmax(scores, mask)
+    bias = torch.as_tensor(bias, dtype=scores.dtype)
+    if bias.isneginf().any():
+        seen = ~bias.isneginf().expand_as(scores)
+        mask = seen if mask is None else seen & mask.bool()
+        bias = torch.where(bias.isneginf(), 0.0, bias)
+    return softmax(scores + bias, mask)
 
 
 def apply_matrix(matrix, x):
@@ -49,12 +54,14 @@ def projections(x, weights):
     return query, key.repeat_interleave(groups, 2), value.repeat_interleave(groups, 2)
 
 
-def p_laplacian_matrix(query, key, value, p, epsilon, mask=None, drop_diagonal=False, keys=None):
+def p_laplacian_matrix(
+    query, key, value, p, epsilon, mask=None, drop_diagonal=False, keys=None, bias=0.0
+):
     """softmax * (|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2), of shape (B, N, T, S).
 
     Values of tokens that `keys` (B, S) marks as padding are 0, also in their own row.
     """
-    matrix = attention_matrix(query, key, mask)
+    matrix = attention_matrix(query, key, mask, bias)
     value = value if keys is None else value * torch.tensor(keys)[:, :, None, None]
     differences = value[:, :, None] - value[:, None]  # (B, T, S, N, D)
     squares = (differences**2).sum(-1).permute(0, 3, 1, 2) + epsilon**2

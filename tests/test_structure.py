@@ -16,7 +16,7 @@ ORDER = (
     ("numerics", "serialization", "coefficient_rate"),
     ("operators",),
     ("filters", "feature_maps", "masks", "optimizers"),
-    ("graphs",),
+    ("graphs", "biases"),
     ("ops",),
     ("layers",),
     ("hub", "analysis", "distribution", "export"),

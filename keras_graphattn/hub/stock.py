@@ -30,6 +30,7 @@ from keras_graphattn.hub.converted import (
     Mask,
     Options,
     Result,
+    bias_of_layer,
     class_passing_slots,
     open_slots,
     refuse_paged_attention,
@@ -37,7 +38,13 @@ from keras_graphattn.hub.converted import (
 )
 from keras_graphattn.keras_internals import exchange, scale_of, scope_of
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
-from keras_graphattn.layers.base import AttentionLayer, Call, Tokens, projections_of
+from keras_graphattn.layers.base import (
+    AttentionLayer,
+    Call,
+    SoftmaxAttention,
+    Tokens,
+    projections_of,
+)
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
@@ -102,6 +109,8 @@ class StockAttention(AttentionFamily):
             config["attention_axes"] = None
         if issubclass(replacement, AttentiveGraphFilter):
             config["causal"] = self.sees_past_only(parent)
+        if "bias" in options and issubclass(replacement, SoftmaxAttention):
+            options = {**options, "bias": bias_of_layer(options["bias"])}
         new = replacement(**{**config, **options})
         with scope_of(self):
             new.build_around(self)
@@ -186,9 +195,13 @@ class CachedCall(CacheSlots):
         """Outputs of the heads for new tokens, and the cache with their keys and values."""
         keys = write_slot(cache[:, 0], self.key_dense(key), index)
         queries, values = ops.cast(self.query_dense(query), keys.dtype), self.value_dense(value)
-        signals = {"signals": cache[:, 1:]}
-        operator = self.operator_of_rows(queries, keys, values, mask, signals, index)
-        outputs = operator.finished(self.attended(operator, values, Call(Visibility())))
+        signals, call = {"signals": cache[:, 1:]}, Call(Visibility())
+        logits, length = self.logits(keys, call), ops.shape(keys)[1]
+        if logits is not None:
+            rows = index + ops.arange(ops.shape(queries)[1], dtype="int32")
+            logits = logits.formed(length, rows)
+        operator = self.operator_of_rows(queries, keys, values, mask, signals, index, logits)
+        outputs = operator.finished(self.attended(operator, values, call))
         return outputs, ops.concatenate([keys[:, None], operator.signals], axis=1)
 
 

@@ -15,7 +15,10 @@ from typing import Any, ClassVar, NamedTuple, cast
 import keras
 from keras import ops
 
+from keras_graphattn import biases
+from keras_graphattn.biases import Bias
 from keras_graphattn.checks import (
+    Rule,
     Sizes,
     as_tensor,
     cached,
@@ -41,9 +44,11 @@ from keras_graphattn.filters.filter import Filter
 from keras_graphattn.keras_internals import keras_mask_of
 from keras_graphattn.layers.attention_axes import AttentionAxes
 from keras_graphattn.layers.conversion_mark import ConversionMark
-from keras_graphattn.numerics.precision import in_one_dtype, without_padding
+from keras_graphattn.numerics.precision import at_least_float32, in_one_dtype, without_padding
 from keras_graphattn.operators.cached import Cache, CachedOperator, updated_booleans
-from keras_graphattn.operators.operator import Operator, Visibility, all_of
+from keras_graphattn.operators.operator import Operator, Visibility, all_of, four_dimensional
+from keras_graphattn.operators.softmax import Logits, PairRows
+from keras_graphattn.serialization import restored
 from keras_graphattn.types import Bool, Float, Int, Num, Size, Tensor
 
 Shape = Sequence[int | None]
@@ -59,6 +64,8 @@ class Call(NamedTuple):
         returns_matrix: Whether the caller asked for attention scores or a filter matrix.
         mask_inputs: The tensors that a mask of factors needs at this call.
         non_finite: Tokens that held NaN or infinity and are zeros now.
+        attention_bias: Numbers that are added to the scores.
+        bias_inputs: The tensors that the layer's bias needs at this call.
     """
 
     visibility: Visibility
@@ -66,6 +73,8 @@ class Call(NamedTuple):
     returns_matrix: bool = False
     mask_inputs: dict[str, Tensor] | None = None
     non_finite: Bool[Tensor, "B T"] | None = None
+    attention_bias: Float[Tensor, "..."] | None = None
+    bias_inputs: dict[str, Tensor] | None = None
 
 
 class Tokens(NamedTuple):
@@ -80,7 +89,8 @@ class Tokens(NamedTuple):
 class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.MultiHeadAttention):  # type: ignore[misc]
     """Base of all attention layers: the projections and the call of multi-head attention.
 
-    A subclass writes `operator`. If it has a `filter`, the layer applies it to the operator.
+    A subclass writes `operator`. If it has a `filter`, the layer applies it to the operator. If its
+    operator is a softmax of scores, it is a `SoftmaxAttention`.
     """
 
     filter: Filter | str | None = None
@@ -94,6 +104,12 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             raise ValueError(
                 f"{type(self).__name__} does not run on a flash attention kernel. Received: "
                 f"flash_attention={flash_attention}. Leave it out."
+            )
+        if "bias" in kwargs:
+            raise ValueError(
+                f"{type(self).__name__} has no softmax of scores to add a bias to. Received: bias="
+                f"{kwargs['bias']!r}. GraphFilterAttention, PLaplacianAttention and "
+                "GraphKernelAttention take it. A `mask` multiplies kernels."
             )
         if "mask" in kwargs:
             raise ValueError(
@@ -163,6 +179,8 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         *,
         return_filter_matrix: bool = False,
         mask_inputs: dict[str, Tensor] | None = None,
+        attention_bias: Float[Tensor, "..."] | None = None,
+        bias_inputs: dict[str, Tensor] | None = None,
         mask: Num[Tensor, "B ..."] | None = None,
     ) -> Float[Tensor, "B ..."] | tuple[Float[Tensor, "..."], ...]:
         query_mask = query_mask if mask is None else mask
@@ -189,7 +207,13 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             axes, attention_mask, query_mask, visible_keys, use_causal_mask
         )
         returns_matrix = return_attention_scores or return_filter_matrix
-        call = Call(visibility, training, returns_matrix, mask_inputs, non_finite)
+        self._check_scores(attention_bias, bias_inputs)
+        if axes is not None and attention_bias is not None:
+            attention_bias = axes.joined_entries(attention_bias)
+        call = Call(
+            *(visibility, training, returns_matrix, mask_inputs, non_finite),
+            *(attention_bias, bias_inputs),
+        )
         tokens = self._projected(query, key, value, visible_keys)
         if axes is not None:
             tokens = Tokens(tokens.inputs, *(axes.joined(x) for x in tokens[1:]))
@@ -392,6 +416,8 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         *,
         return_filter_matrix: bool = False,
         mask_inputs: dict[str, keras.KerasTensor] | None = None,
+        attention_bias: keras.KerasTensor | None = None,
+        bias_inputs: dict[str, keras.KerasTensor] | None = None,
         mask: keras.KerasTensor | None = None,
     ) -> keras.KerasTensor | tuple[keras.KerasTensor, ...]:
         value = query if value is None else value
@@ -414,6 +440,15 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
 
     def _check_matrix(self, is_asked_for: bool) -> None:
         """Raises a `ValueError` if the caller asks for a matrix that the layer never forms."""
+
+    def _check_scores(self, attention_bias: object, bias_inputs: object) -> None:
+        """Raises a `ValueError` for additions to scores that the layer does not have."""
+        for name, given in (("attention_bias", attention_bias), ("bias_inputs", bias_inputs)):
+            if given is not None:
+                raise ValueError(
+                    f"{type(self).__name__} has no softmax of scores to add a bias to. Received: "
+                    f"`{name}`. Leave it out. A `mask` of factors multiplies kernels."
+                )
 
     def _normalised_axes(self, rank: int) -> tuple[int, ...]:
         """The attention axes as non-negative axes of an input of `rank` dimensions."""
@@ -500,7 +535,63 @@ def padding_of(
     return keras_mask_of(tokens) if mask is None else mask
 
 
-class SelfAttention(AttentionLayer):
+class SoftmaxAttention(AttentionLayer):
+    """Base of the layers whose operator is a softmax of scores: a bias may be added to them."""
+
+    bias: Bias | None
+
+    def __init__(self, *args: Any, bias: Any = None, **kwargs: Any) -> None:
+        chosen = None if bias is None else biases.get(bias)
+        super().__init__(*args, **kwargs)
+        if chosen is not None and self._attention_axes not in (None, (1,), [1]):
+            raise ValueError(
+                "A `bias` is defined for attention over one axis. Received: attention_axes="
+                f"{self.attention_axes}. Give the call an `attention_bias` instead."
+            )
+        self.bias = chosen
+
+    def add_coefficients(self, query_shape: Shape) -> None:
+        super().add_coefficients(query_shape)
+        if self.bias is not None:
+            self.bias.build_in(self, (*query_shape[:2], self.num_heads, self.value_dim))
+
+    def logits(self, key: Float[Tensor, "B S N H"], call: Call) -> Logits | None:
+        """What becomes of the scores of one call with these keys; `None` if they stay."""
+        if self.bias is None and call.attention_bias is None:
+            return None
+        source = None
+        if self.bias is not None:
+            batch, length = ops.shape(key)[:2]
+            known = {"B": (batch, "query"), "T": (length, "query")}
+            sizes = {letter: one for letter, one in known.items() if isinstance(one[0], int)}
+            inputs = dict(call.bias_inputs or {})
+            parameters, tensors, wrong, _ = self.bias.of_call(inputs, sizes, length)
+            source = PairRows(self.bias, parameters, tensors, wrong)
+        given = call.attention_bias
+        matrix = None if given is None else four_dimensional(at_least_float32(given))
+        hides_keys = matrix is not None or (self.bias is not None and self.bias.hides_keys)
+        return Logits(bias=matrix, source=source, hides_keys=hides_keys)
+
+    def _check_scores(self, attention_bias: object, bias_inputs: object) -> None:
+        if bias_inputs is not None and self.bias is None:
+            raise ValueError(
+                "`bias_inputs` are for a bias, and this layer has none. Received: bias_inputs with "
+                f"{sorted(cast('dict[str, object]', bias_inputs))}. Set `bias`."
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = super().get_config()
+        bias = None
+        if self.bias is not None:
+            bias = keras.saving.serialize_keras_object(self.bias)
+        return {**config, "bias": bias}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return super().from_config({**config, "bias": restored("bias", config.get("bias"))})
+
+
+class SelfAttention(SoftmaxAttention):
     """Base of `GraphFilterAttention` and `PLaplacianAttention`: paths, groups of heads, decoding.
 
     A path changes memory and speed only, not the numbers: "dense" forms the attention matrix,
@@ -553,8 +644,12 @@ class SelfAttention(AttentionLayer):
         visible: Bool[Tensor, "B 1 t L"],
         cache: Cache,
         index: int | Int[Tensor, ""],
+        logits: Logits | None,
     ) -> CachedOperator:
-        """The rows of A for new tokens, against all keys in the cache."""
+        """The rows of A for new tokens, against all keys in the cache.
+
+        The rows of `logits` are those of the new tokens.
+        """
         raise NotImplementedError(f"{type(self).__name__} must write `operator_of_rows`.")
 
     @property
@@ -642,6 +737,9 @@ class SelfAttention(AttentionLayer):
         cache: Cache,
         index: int | Int[Tensor, ""],
         padding_mask: Bool[Tensor, "B t"] | None = None,
+        *,
+        attention_bias: Float[Tensor, "..."] | None = None,
+        bias_inputs: dict[str, Tensor] | None = None,
     ) -> tuple[Float[Tensor, "B t _"], Cache]:
         """Causal self-attention of new tokens over all tokens so far.
 
@@ -655,6 +753,9 @@ class SelfAttention(AttentionLayer):
                 the contents of the cache are overwritten or not used.
             padding_mask: Optional boolean tensor of shape (B, t); `False` marks padding on
                 either side, which no later token sees. By default the tokens' Keras mask.
+            attention_bias: Optional numbers that are added to the scores of the new tokens, of
+                shape (t, L), (B, t, L) or (B, num_heads, t, L), L the length of the cache.
+            bias_inputs: Dictionary of the tensors that the layer's bias needs, for L tokens.
 
         Returns:
             The outputs, of shape (B, t, d), and the new cache.
@@ -679,6 +780,8 @@ class SelfAttention(AttentionLayer):
         tokens = tensor("B t d")("tokens", tokens, sizes)
         cache, index = a_cache("cache", cache, sizes), position("index", index, sizes)
         padding_mask = optional(mask_of("B t"))("padding_mask", padding_mask, sizes)
+        attention_bias = optional(a_bias("t", "L"))("attention_bias", attention_bias, sizes)
+        self._check_scores(attention_bias, bias_inputs)
         if not self.built:
             self.build(tokens.shape)
         padding_mask = padding_of(tokens, padding_mask)
@@ -696,6 +799,8 @@ class SelfAttention(AttentionLayer):
         columns = ops.arange(length, dtype="int32")
         visibility = Visibility(None, padding_mask, past, True, self.sliding_window)
         values = self._in_all_heads(self.value_dense(tokens))
+        call = Call(visibility, attention_bias=attention_bias, bias_inputs=bias_inputs)
+        logits = self.logits(keys, call)
         operator = self.operator_of_rows(
             ops.cast(self.query_dense(tokens), keys.dtype),
             self._in_all_heads(keys),
@@ -703,8 +808,8 @@ class SelfAttention(AttentionLayer):
             visibility.block(rows, columns),
             cache,
             index,
+            None if logits is None else logits.formed(length, rows),
         )
-        call = Call(visibility)
         outputs = operator.finished(self.attended(operator, values, call))  # (B, t, N, D)
         outputs = self._project_out(outputs, tokens)
         if not isinstance(index, int):  # only known at run time
@@ -755,6 +860,26 @@ def a_cache(name: str, value: object, sizes: Sizes) -> Cache:
     for part, shape in shapes.items():
         check_shape(f"{name}[{part!r}]", value[part], (shape,), sizes)
     return value
+
+
+def a_bias(rows: str, columns: str) -> Rule:
+    """The rule of numbers that are added to the scores of rows and columns."""
+    pair = f"{rows}? {columns}?"
+    return a_bias_of(pair, f"B? {pair}", f"B? N? {pair}")
+
+
+def a_bias_of(*shapes: str) -> Rule:
+    """The rule of numbers of one of the shapes that are added to scores."""
+
+    def check(name: str, value: object, sizes: Sizes) -> Tensor:
+        if "bool" in str(getattr(value, "dtype", "")):
+            raise ValueError(
+                f"`{name}` must be numbers that are added to the scores. Received: booleans. Hide "
+                "pairs of positions with `attention_mask`."
+            )
+        return tensor(*shapes)(name, value, sizes)
+
+    return check
 
 
 def position(name: str, value: object, sizes: Sizes) -> int | Int[Tensor, ""]:
@@ -830,6 +955,10 @@ def check_call(arguments: dict[str, Any]) -> dict[str, Any]:
             checked_arguments[name] = x = as_tensor(name, arguments[name], "boolean")
             if is_sequence:
                 check_shape(name, x, shapes, sizes)
+    if arguments.get("attention_bias") is not None:
+        given = arguments["attention_bias"]
+        rule = a_bias("T", "S") if is_sequence else a_bias_of()
+        checked_arguments["attention_bias"] = rule("attention_bias", given, sizes)
     for name in FLAGS:
         if name in arguments:
             checked_arguments[name] = switch(name, arguments[name])

@@ -147,8 +147,8 @@ class EdgeAttention(AttentionLayer):
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
-        fix = "Leave it out: nodes see each other along edges only."
-        refuse_options(name, kwargs, ["attention_axes", "sliding_window"], fix)
+        fix = "Leave it out: nodes see each other along edges only, and edges may have features."
+        refuse_options(name, kwargs, ["attention_axes", "sliding_window", "bias"], fix)
         if filter is None and order is not None:
             raise ValueError(
                 f"`order` is an option of a filter. Received: filter=None, order={order!r}. Set "
@@ -230,6 +230,14 @@ class EdgeAttention(AttentionLayer):
             dropout=self._dropout_in(call.training),
             wrong=wrong,
         )
+
+    def _check_scores(self, attention_bias: object, bias_inputs: object) -> None:
+        for name, given in (("attention_bias", attention_bias), ("bias_inputs", bias_inputs)):
+            if given is not None:
+                raise ValueError(
+                    f"EdgeAttention forms no matrix of scores to add a bias to. Received: `{name}`. "
+                    "Give edges features instead."
+                )
 
     def _inputs(self, tokens: Tokens, inputs: Tensors) -> tuple[Tensors, Flags]:
         """The edges and their features, and which examples have a wrong entry."""

@@ -13,7 +13,13 @@ from keras_graphattn.operators.blockwise import BlockwiseOperator
 from keras_graphattn.operators.cached import Cache, CachedOperator
 from keras_graphattn.operators.fused import FusedOperator
 from keras_graphattn.operators.operator import Operator
-from keras_graphattn.operators.softmax import MatrixOperator, OnIdentity, SoftmaxOperator, scores_of
+from keras_graphattn.operators.softmax import (
+    Logits,
+    MatrixOperator,
+    OnIdentity,
+    SoftmaxOperator,
+    scores_of,
+)
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 
@@ -39,9 +45,10 @@ class GraphFilterAttention(SelfAttention):
         dropout: Dropout probability of the matrix that `dropout_on` names.
         order: Order K of a `filter` given by its name, an integer of at least 1. The papers'
             models use 2 to 10. `None` means the filter's own default, which is 3 for most filters.
-        filter: A filter of `keras_graphattn.filters`, or its name in `filters.FILTERS`, such as
-            `"first_order"` (the paper's, above) or `"chebyshev"`. All other settings are the
-            constructor's, such as `FirstOrder(3, trainable_coefficients=["power"])` or
+        filter: `None` for plain attention. Else a filter of `keras_graphattn.filters`, or its name
+            in `filters.FILTERS`, such as `"first_order"` (the paper's, above) or `"chebyshev"`. All
+            other settings are the constructor's, such as
+            `FirstOrder(3, trainable_coefficients=["power"])` or
             `Chebyshev(4, start="high_pass")`.
         dropout_on: `"attention"` drops entries of A and filters the dropped A, as the paper's
             text and graph models do. `"filter"` drops entries of H, as its vision, speech and
@@ -52,6 +59,8 @@ class GraphFilterAttention(SelfAttention):
             filter matrix.
             `"dense"` by default, `"fused"` with `flash_attention=True`.
         block_size: Number of query rows at a time on the blockwise path.
+        bias: Numbers that are added to the scores: a bias of `keras_graphattn.biases`, or the name
+            of one that needs no argument. A bias with weights belongs to one layer.
         num_key_value_heads: The number of heads for keys and values, `num_heads` by default.
             Each of them is shared by num_heads / num_key_value_heads query heads (grouped-query
             attention). The projections are then those of `keras.layers.GroupQueryAttention`.
@@ -73,6 +82,9 @@ class GraphFilterAttention(SelfAttention):
             has the mask of the query.
         attention_mask: Boolean tensor of shape (T, T), (B, T, T) or (B, num_heads, T, T);
             `True` lets a query position (row) see a key position (column).
+        attention_bias: Numbers that are added to the scores Q K^T / sqrt(key_dim), a tensor of
+            shape (T, T), (B, T, T) or (B, num_heads, T, T). Minus infinity hides the key.
+        bias_inputs: Dictionary of the tensors that the layer's `bias` needs at each call.
         return_attention_scores: Whether to return A as well.
         training: Whether to apply dropout.
         use_causal_mask: Whether position t sees only positions 0 ... t.
@@ -108,7 +120,7 @@ class GraphFilterAttention(SelfAttention):
     application of A replaces A A, with the same result at O(n^2 d) instead of O(n^3).
     """
 
-    filter: Filter
+    filter: Filter | None
     paths: ClassVar[tuple[str | None, ...]] = ("dense", "blockwise", "fused")
 
     def __init__(
@@ -119,13 +131,13 @@ class GraphFilterAttention(SelfAttention):
         dropout: float = 0.0,
         *,
         order: int | None = None,
-        filter: str | Filter | dict[str, Any] = "first_order",
+        filter: str | Filter | dict[str, Any] | None = "first_order",
         dropout_on: str = "attention",
         attention_path: str | None = None,
         flash_attention: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        chosen = filters.get(filter, order)
+        chosen = None if filter is None else filters.get(filter, order)
         self.dropout_on = one_of("attention", "filter")("dropout_on", dropout_on, {})
         if flash_attention is not None:
             flag("flash_attention", flash_attention)
@@ -144,28 +156,38 @@ class GraphFilterAttention(SelfAttention):
             )
         super().__init__(num_heads, key_dim, value_dim, dropout, attention_path=path, **kwargs)
         self.flash_attention = flash_attention
-        chosen.coefficients(num_heads)  # refuses start values for another number of heads
+        if chosen is None and (order is not None or self.dropout_on == "filter"):
+            name, value = ("order", order) if order is not None else ("dropout_on", "filter")
+            raise ValueError(
+                f"`{name}` is an option of a filter. Received: filter=None, {name}={value!r}. Set "
+                f"`filter`, or leave out `{name}`."
+            )
+        if chosen is not None:
+            chosen.coefficients(num_heads)  # refuses start values for another number of heads
         self.filter = chosen
 
     @property
-    def order(self) -> int:
-        """The order of the filter."""
-        return self.filter.order
+    def order(self) -> int | None:
+        """The order of the filter, if there is one."""
+        return None if self.filter is None else self.filter.order
 
     def operator(self, tokens: Tokens, call: Call) -> Operator:
         self._check_matrix(call.returns_matrix)
         _, query, key, _ = tokens
+        shared = query, key, call.visibility, self.score_scale
+        logits = self.logits(key, call)
         if self.attention_path == "blockwise":
-            return BlockwiseOperator(query, key, call.visibility, self.score_scale, self.block_size)
+            return BlockwiseOperator(*shared, self.block_size, logits)
         if self.attention_path == "fused":
             flash = self.flash_attention
             flash = keras.config.is_flash_attention_enabled() if flash is None else flash
-            return FusedOperator(query, key, call.visibility, self.score_scale, flash)
+            return FusedOperator(*shared, flash, logits)
         drops_attention = self.dropout_on == "attention"
         return SoftmaxOperator(
             scores_of(query, key, self.score_scale),
             call.visibility.joined(ops.shape(key)[1]),
             dtype=query.dtype,
+            logits=logits,
             dropout=self._dropout_in(call.training) if drops_attention else None,
         )
 
@@ -174,7 +196,7 @@ class GraphFilterAttention(SelfAttention):
     ) -> Float[Tensor, "B T N D"]:
         drop = self._dropout_in(call.training) if self.dropout_on == "filter" else None
         if drop is None:
-            return self.filtered(self.filter, operator, values)
+            return super().attended(operator, values, call)
         return MatrixOperator(drop(self.filter_matrix(operator.matrix())))(values)  # H
 
     def operator_of_rows(
@@ -185,9 +207,11 @@ class GraphFilterAttention(SelfAttention):
         visible: Bool[Tensor, "B 1 t L"],
         cache: Cache,
         index: int | Int[Tensor, ""],
+        logits: Logits | None,
     ) -> CachedOperator:
-        rows = SoftmaxOperator(scores_of(query, key, self.score_scale), visible, dtype=query.dtype)
-        return CachedOperator(rows.matrix(), cache["signals"], index, visible)
+        scores = scores_of(query, key, self.score_scale)
+        rows = SoftmaxOperator(scores, visible, dtype=query.dtype, logits=logits)
+        return CachedOperator(rows.matrix(), cache["signals"], index, rows.visible)
 
     def filter_matrix(self, attention_scores: Float[Tensor, "B N T T"]) -> Float[Tensor, "B N T T"]:
         """The filter's matrix H, formed from A at O(n^3), for inspection.
@@ -198,6 +222,8 @@ class GraphFilterAttention(SelfAttention):
         Returns:
             A tensor of the shape and dtype of `attention_scores`.
         """
+        if self.filter is None:
+            return super().filter_matrix(attention_scores)
         if len(self.attention_axes) != 1:
             raise ValueError(
                 "The matrix of the filter exists only for attention over one axis. Received: "
@@ -208,9 +234,12 @@ class GraphFilterAttention(SelfAttention):
         return self.filtered(self.filter, products, products.identity, 2)
 
     def get_config(self) -> dict[str, Any]:
+        filter = None
+        if self.filter is not None:
+            filter = keras.saving.serialize_keras_object(self.filter)
         return {
             **super().get_config(),
-            "filter": keras.saving.serialize_keras_object(self.filter),
+            "filter": filter,
             "dropout_on": self.dropout_on,
             "flash_attention": self.flash_attention,
         }

@@ -7,7 +7,14 @@ from keras import ops
 
 from keras_graphattn import feature_maps, masks
 from keras_graphattn.checks import flag, one_of, optional, whole
-from keras_graphattn.layers.base import Call, Shape, Tokens, refuse_options
+from keras_graphattn.layers.base import (
+    AttentionLayer,
+    Call,
+    Shape,
+    SoftmaxAttention,
+    Tokens,
+    refuse_options,
+)
 from keras_graphattn.layers.kernel_base import KernelLayer, is_key_mask
 from keras_graphattn.masks.graphs.walks import RandomWalk, kernel_of_steps
 from keras_graphattn.masks.mask import Mask
@@ -20,7 +27,7 @@ from keras_graphattn.types import Bool, Float, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class GraphKernelAttention(KernelLayer):
+class GraphKernelAttention(SoftmaxAttention, KernelLayer):
     """Softmax attention over the nodes of a graph, with weights times a graph kernel (GKAT).
 
     Per head, with M a mask of `keras_graphattn.masks`,
@@ -59,6 +66,8 @@ class GraphKernelAttention(KernelLayer):
             probability of a step from i to j is proportional to exp(S_ij) times the weight of the
             edge. Edges and the number of nodes of a walk are those of the mask. If the mask has
             walks instead of a graph, its edges are the steps of these walks.
+        bias: Numbers that are added to S in the dense form, without `dynamic_walks`: a bias of
+            `keras_graphattn.biases`, or the name of one that needs no argument.
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` except `attention_axes`
             (and `sliding_window` in the factored form), and
             `coefficient_learning_rate_multiplier`, which holds for the mask's weights if the mask
@@ -73,6 +82,9 @@ class GraphKernelAttention(KernelLayer):
             factored form, it is best of shape (B, 1, T), a mask of keys: with any other shape and
             with `use_causal_mask`, that form goes through all pairs, some rows at a time. With
             dynamic walks, only a mask of keys.
+        attention_bias: Numbers that are added to S in the dense form, of shape (T, T), (B, T, T) or
+            (B, num_heads, T, T). Minus infinity hides the node.
+        bias_inputs: Dictionary of the tensors that the layer's `bias` needs at each call.
         return_attention_scores: Whether to return A as well. The factored form forms A for it.
         training: Whether to apply dropout.
         use_causal_mask: Whether position t sees only positions 0 ... t.
@@ -161,6 +173,7 @@ class GraphKernelAttention(KernelLayer):
             "score": self.score if self.score == "additive" else None,
             "dynamic_walks": self.dynamic_walks or None,
             "sliding_window": self.sliding_window,
+            "bias": self.bias,
         }
         for name, option in only_dense.items():
             if option is not None:
@@ -176,6 +189,11 @@ class GraphKernelAttention(KernelLayer):
             raise ValueError(
                 "`dynamic_walks=True` needs the edges of a masks.RandomWalk. Received: "
                 f"mask={type(self.mask).__name__}. Use RandomWalk, or leave out `dynamic_walks`."
+            )
+        if self.bias is not None:
+            raise ValueError(
+                "`dynamic_walks=True` and `bias` cannot be combined: the steps of the walks follow "
+                f"the scores without it. Received: bias={self.bias!r}. Leave out one of them."
             )
         if self.sliding_window is not None:
             raise ValueError(
@@ -208,6 +226,7 @@ class GraphKernelAttention(KernelLayer):
             factors,
             visible,
             dtype=value.dtype,
+            logits=self.logits(key, call),
             dropout=self._dropout_in(call.training),
             non_finite=non_finite,
         )
@@ -249,6 +268,11 @@ class GraphKernelAttention(KernelLayer):
                 non_finite = ops.logical_or(non_finite, near)
         return kernel, non_finite
 
+    def _check_scores(self, attention_bias: object, bias_inputs: object) -> None:
+        if self.feature_map is not None:
+            AttentionLayer._check_scores(self, attention_bias, bias_inputs)
+        super()._check_scores(attention_bias, bias_inputs)
+
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()
         config.pop("attention_axes", None)
@@ -267,7 +291,8 @@ class GraphKernelAttention(KernelLayer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "GraphKernelAttention":
-        objects = {name: restored(name, config.get(name)) for name in ("mask", "feature_map")}
+        names = ("mask", "feature_map", "bias")
+        objects = {name: restored(name, config.get(name)) for name in names}
         return cls(**{**config, **objects})
 
 

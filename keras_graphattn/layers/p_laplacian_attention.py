@@ -14,6 +14,7 @@ from keras_graphattn.operators.p_laplacian import (
     PLaplacian,
     PLaplacianOperator,
 )
+from keras_graphattn.operators.softmax import Logits
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 
@@ -46,6 +47,8 @@ class PLaplacianAttention(SelfAttention):
             rows of it at a time, in both directions. By default the layer works blockwise
             without dropout when no scores are asked for, and densely otherwise.
         block_size: Number of query rows at a time on the blockwise path.
+        bias: Numbers that are added to the scores before the softmax: a bias of
+            `keras_graphattn.biases`, or the name of one that needs no argument.
         num_key_value_heads: Number of heads for keys and values, `num_heads` by default.
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, `sliding_window`, initializers, regularizers, constraints, `use_gate`,
@@ -62,6 +65,9 @@ class PLaplacianAttention(SelfAttention):
             `True` lets a query position (row) see a key position (column). As in Keras' own
             layer, NaN spreads from tokens that this mask, causality or the window hides and that
             are not padding. Finite numbers of any size do not spread.
+        attention_bias: Numbers that are added to the scores before the softmax, a tensor of shape
+            (T, T), (B, T, T) or (B, num_heads, T, T). Minus infinity hides the key.
+        bias_inputs: Dictionary of the tensors that the layer's `bias` needs at each call.
         return_attention_scores: Whether to return the re-weighted matrix as well. Its product
             with the values is the output.
         training: Whether to apply dropout.
@@ -128,6 +134,7 @@ class PLaplacianAttention(SelfAttention):
             self.numbers,
             call.visibility,
             scale=self.score_scale,
+            logits=self.logits(tokens.key, call),
             block_size=None if forms else self.block_size,
             dropout=self._dropout_in(call.training),
         )
@@ -140,9 +147,11 @@ class PLaplacianAttention(SelfAttention):
         visible: Bool[Tensor, "B 1 t L"],
         cache: Cache,
         index: int | Int[Tensor, ""],
+        logits: Logits | None,
     ) -> CachedPLaplacianOperator:
+        signals, scale = cache["signals"], self.score_scale
         return CachedPLaplacianOperator(
-            query, key, value, self.numbers, cache["signals"], index, visible, self.score_scale
+            query, key, value, self.numbers, signals, index, visible, scale, logits
         )
 
     def _check_matrix(self, is_asked_for: bool) -> None:

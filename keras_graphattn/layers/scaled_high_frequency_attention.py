@@ -3,13 +3,13 @@
 import keras
 from keras import ops
 
-from keras_graphattn.layers.base import AttentionLayer, Call, Shape, Tokens
+from keras_graphattn.layers.base import Call, Shape, SoftmaxAttention, Tokens
 from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
 from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class ScaledHighFrequencyAttention(AttentionLayer):
+class ScaledHighFrequencyAttention(SoftmaxAttention):
     """Self-attention with its high frequencies amplified (AttnScale).
 
     A splits into its low-frequency part, uniform attention (1/n), and the rest. Per head,
@@ -20,7 +20,8 @@ class ScaledHighFrequencyAttention(AttentionLayer):
     part is uniform over the keys that each query may see.
 
     Args:
-        *args, **kwargs: The arguments of `keras.layers.MultiHeadAttention`, and
+        *args, **kwargs: The arguments of `keras.layers.MultiHeadAttention`, `bias` as for
+            `GraphFilterAttention`, and
             `coefficient_learning_rate_multiplier`, 10 by default: `high_frequency_scale` learns
             this many times as fast as other weights, if the optimizer is one of
             `keras_graphattn.optimizers.with_coefficient_rates`. Any other optimizer ignores it.
@@ -50,6 +51,7 @@ class ScaledHighFrequencyAttention(AttentionLayer):
     """
 
     def add_coefficients(self, query_shape: Shape) -> None:
+        super().add_coefficients(query_shape)
         self.high_frequency_scale = self.add_weight(
             name="high_frequency_scale",
             shape=(self.num_heads,),
@@ -61,9 +63,10 @@ class ScaledHighFrequencyAttention(AttentionLayer):
         _, query, key, _ = tokens
         visible = call.visibility.joined(ops.shape(key)[1])
         scores = scores_of(query, key, self.score_scale)
-        operator = SoftmaxOperator(scores, visible, dtype=query.dtype)
+        logits = self.logits(key, call)
+        operator = SoftmaxOperator(scores, visible, dtype=query.dtype, logits=logits)
         attention = operator.scores  # A, (B, N, T, T)
-        uniform = at_least_float32(masked_softmax(ops.zeros_like(attention), visible))
+        uniform = at_least_float32(masked_softmax(ops.zeros_like(attention), operator.visible))
         scale = at_least_float32(ops.reshape(self.high_frequency_scale, (-1, 1, 1)))  # (N, 1, 1)
         scaled = (1.0 + scale) * at_least_float32(attention) - scale * uniform
         drop = self._dropout_in(call.training)

@@ -1,4 +1,4 @@
-"""The tensors that come with a call of a mask: their names, shapes and values.
+"""The tensors that come with a call of a mask or bias: their names, shapes and values.
 
 `INPUTS` has one row for each tensor whose values are checked. A row has two forms of the same
 rules. `check` reads NumPy arrays and raises an error that names the example and the entry.
@@ -44,11 +44,11 @@ class CallInput:
         self.shapes, self.is_integer = shapes, is_integer
         self.harmless = harmless  # replaces the entries of a wrong example
 
-    def check(self, inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
+    def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
         """Raises a `ValueError` for a wrong entry; else says if the array can be used as it is."""
         return True
 
-    def bounded(self, inputs: Tensors, length: Length, max_depth: int | None) -> Bounded:
+    def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
         """The tensors with bounded entries, and flags of the wrong entries."""
         return {}, []
 
@@ -56,7 +56,7 @@ class CallInput:
 class SegmentIds(CallInput):
     """Numbers of segments; negative in padding."""
 
-    def check(self, inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
+    def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
         ids = inputs["segment_ids"]
         place = _first(_outside(ids, *INT32))
         if place:
@@ -66,7 +66,7 @@ class SegmentIds(CallInput):
             )
         return True
 
-    def bounded(self, inputs: Tensors, length: Length, max_depth: int | None) -> Bounded:
+    def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
         ids = inputs["segment_ids"]
         if dtype_name(ids.dtype) not in ("int64", "uint32", "uint64"):
             return {"segment_ids": ops.cast(ids, "int32")}, []
@@ -77,7 +77,7 @@ class SegmentIds(CallInput):
 class Walks(CallInput):
     """The nodes of some walks from each node; -1 after the end of a walk."""
 
-    def check(self, inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
+    def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
         walks = inputs["walks"]
         count = walks.shape[1]
         place = _first(_outside(walks, -1, count - 1))
@@ -90,7 +90,7 @@ class Walks(CallInput):
             )
         return True
 
-    def bounded(self, inputs: Tensors, length: Length, max_depth: int | None) -> Bounded:
+    def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
         walks, right = bounded_ids(inputs["walks"], -1, length)
         return {"walks": walks}, [ops.logical_not(right)]
 
@@ -98,7 +98,7 @@ class Walks(CallInput):
 class Parents(CallInput):
     """The parent of each node of a forest, -1 at roots; with or without lengths of the edges."""
 
-    def check(self, inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
+    def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
         parents, lengths = inputs["parents"], _weights(inputs)
         count = parents.shape[1]
         place = _first(_outside(parents, -1, count - 1))
@@ -127,20 +127,20 @@ class Parents(CallInput):
                 f"`parents` of example {place[0]}: node {place[1]} never reaches a root, because "
                 f"{reason}. The root of each tree has parent -1."
             )
-        place = None if max_depth is None else _first(ancestors > max_depth)
+        place = None if limit is None else _first(ancestors > limit)
         if place:
             raise ValueError(
                 f"`parents` of example {place[0]}: node {place[1]} has {ancestors[place]} "
-                f"ancestors, but the mask has max_depth={max_depth}. Use a larger `max_depth`."
+                f"ancestors, but the mask has max_depth={limit}. Use a larger `max_depth`."
             )
         return True
 
-    def bounded(self, inputs: Tensors, length: Length, max_depth: int | None) -> Bounded:
+    def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
         parents, right = bounded_ids(inputs["parents"], -1, length)
-        depth = max_depth
+        depth = limit
         if isinstance(length, int):
-            depth = length - 1 if max_depth is None else min(length - 1, max_depth)
-        wrong = [ops.logical_not(right), trees_without_root(parents, depth, max_depth)]
+            depth = length - 1 if limit is None else min(length - 1, limit)
+        wrong = [ops.logical_not(right), trees_without_root(parents, depth, limit)]
         if "edge_weights" in inputs:
             lengths = inputs["edge_weights"]
             right = ops.logical_and(lengths >= 0.0, ops.isfinite(lengths))
@@ -151,7 +151,7 @@ class Parents(CallInput):
 class Edges(CallInput):
     """The two nodes of each edge of a graph, -1 in padding; with weights, features or neither."""
 
-    def check(self, inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
+    def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
         edges, weights, features = inputs["edges"], _weights(inputs), inputs.get("edge_features")
         _check_ends(edges, length)
         if weights is not None:
@@ -186,7 +186,7 @@ class Edges(CallInput):
                 )
         return not len(later)  # an edge that is given twice must be merged
 
-    def bounded(self, inputs: Tensors, length: Length, max_depth: int | None) -> Bounded:
+    def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
         edges, right = bounded_ids(inputs["edges"], -1, length)
         loop = ops.logical_and(ops.equal(edges[..., 0], edges[..., 1]), edges[..., 0] >= 0)
         # an edge with only one node of -1 is not padding
@@ -213,7 +213,7 @@ class Edges(CallInput):
 class EntriesOfCall(CallInput):
     """A matrix of factors, for all examples or for each."""
 
-    def check(self, inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
+    def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
         entries = inputs["entries"]
         if entries.dtype.kind not in "iuf":
             return True
@@ -226,7 +226,7 @@ class EntriesOfCall(CallInput):
             )
         return True
 
-    def bounded(self, inputs: Tensors, length: Length, max_depth: int | None) -> Bounded:
+    def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
         entries = inputs["entries"]
         if dtype_name(entries.dtype) == "bool":
             return {}, []
@@ -236,12 +236,78 @@ class EntriesOfCall(CallInput):
         return {"entries": entries}, [ops.logical_not(right)]
 
 
+class Distances(CallInput):
+    """Distances of nodes; -1 without a path, -2 for pairs with a virtual node."""
+
+    def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
+        distances = inputs["distances"]
+        place = _first(_outside(distances, -2, INT32[1]))
+        if place:
+            raise ValueError(
+                f"`distances` of example {place[0]}: the entry at {place[1:]} is "
+                f"{distances[place]}. Distances are numbers of edges; -1 marks a pair without a "
+                "path, -2 a pair with a virtual node."
+            )
+        return True
+
+    def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
+        distances, right = bounded_ids(inputs["distances"], -2, INT32[1])
+        return {"distances": distances}, [ops.logical_not(right)]
+
+
+class Paths(CallInput):
+    """The types of the edges on a path between two nodes; -1 after its end."""
+
+    def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
+        paths, most = inputs["paths"], INT32[1] if limit is None else limit - 1
+        place = _first(_outside(paths, -1, most))
+        if place:
+            raise ValueError(
+                f"`paths` of example {place[0]}: the entry at {place[1:]} is {paths[place]}, but "
+                f"types of edges are numbers from 0 to {most}; -1 fills the places after the end "
+                "of a path."
+            )
+        return True
+
+    def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
+        paths, right = bounded_ids(inputs["paths"], -1, INT32[1] if limit is None else limit)
+        return {"paths": paths}, [ops.logical_not(right)]
+
+
+class FiniteNumbers(CallInput):
+    """Finite numbers."""
+
+    def __init__(self, name: str, *shapes: str) -> None:
+        super().__init__(*shapes)
+        self.name = name
+
+    def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
+        numbers = inputs[self.name]
+        place = _first(~np.isfinite(numbers)) if numbers.dtype.kind == "f" else None
+        if place:
+            raise ValueError(
+                f"`{self.name}` of example {place[0]}: the entry at {place[1:]} is "
+                f"{numbers[place]}. The numbers must be finite."
+            )
+        return True
+
+    def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
+        numbers = inputs[self.name]
+        right = ops.isfinite(numbers)
+        return {self.name: ops.where(right, numbers, ops.zeros_like(numbers))}, [
+            ops.logical_not(right)
+        ]
+
+
 INPUTS: dict[str, CallInput] = {
     "segment_ids": SegmentIds("B T", is_integer=True, harmless=-1),
     "walks": Walks("B T _ _", is_integer=True, harmless=-1),
     "parents": Parents("B T", is_integer=True, harmless=-1),
     "entries": EntriesOfCall("T T", "B? T T", "B? N? T T"),
     "edges": Edges("B E 2", is_integer=True, harmless=-1),
+    "distances": Distances("B T T", is_integer=True),
+    "paths": Paths("B T T _", is_integer=True),
+    "walk_probabilities": FiniteNumbers("walk_probabilities", "B T T _"),
     "edge_weights": CallInput("B E", harmless=1),  # `edges` and `parents` check them
     "edge_features": CallInput("B E F", harmless=0),  # `edges` check them
 }
@@ -287,20 +353,20 @@ def known_arrays(inputs: Tensors) -> Arrays:
     return {name: array for name, array in arrays.items() if array is not None}
 
 
-def check_values(inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
+def check_values(inputs: Arrays, length: int | None, limit: int | None) -> bool:
     """Raises a `ValueError` that names the first wrong example and entry.
 
     Returns `True` if the arrays can be used as they are, `False` if an edge is given twice.
-    `max_depth` is the largest allowed number of ancestors of a tree node, if there is a limit.
+    `limit` is that of a mask or bias: the most ancestors of a tree node, or the types of edges.
     """
     rules = [rule for name, rule in INPUTS.items() if name in inputs]
     if not rules:  # also in a graph that torch compiles, which cannot have the next line
         return True
     with np.errstate(invalid="ignore"):
-        return all(rule.check(inputs, length, max_depth) for rule in rules)
+        return all(rule.check(inputs, length, limit) for rule in rules)
 
 
-def bounded_inputs(inputs: Tensors, length: Length, max_depth: int | None) -> tuple[Tensors, Flags]:
+def bounded_inputs(inputs: Tensors, length: Length, limit: int | None) -> tuple[Tensors, Flags]:
     """Keeps every index within its own example, and finds the examples with a wrong entry.
 
     Their flags have shape (B,), or are `None` if no entry can be wrong.
@@ -308,7 +374,7 @@ def bounded_inputs(inputs: Tensors, length: Length, max_depth: int | None) -> tu
     bounded, wrong = dict(inputs), None
     for name, rule in INPUTS.items():
         if name in inputs:
-            tensors, places = rule.bounded(inputs, length, max_depth)
+            tensors, places = rule.bounded(inputs, length, limit)
             bounded |= tensors
             for place in places:
                 axes = tuple(range(1, len(place.shape)))

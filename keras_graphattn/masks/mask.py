@@ -79,60 +79,29 @@ class MaskOptions(TypedDict, total=False):
     coefficient_learning_rate_multiplier: float | None
 
 
-class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
-    """M, a T x T matrix of non-negative factors per head, as a linear operator.
+class PairMatrix(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
+    """A T x T matrix per head of numbers for pairs of positions; the base of masks and biases.
 
-    A subclass names its `paths` and `inputs_at_call`, and writes at least one of `_matrix` and
-    `_rows`. For its own path it also writes `_signal`, and `_attend` if attention has a better
-    form than Algorithm 1. These methods take the mask's weights and call-time inputs as
-    dictionaries of tensors. They read only settings from `self`: on TensorFlow, rematerialisation
-    silently drops the gradient of captured tensors. M is float64 if the weights or the signal are
-    float64, so the methods compute in the dtype of these tensors.
+    A subclass names its `inputs_at_call`, and writes at least one of `_matrix` and `_rows`. These
+    methods take the weights and the call-time inputs as dictionaries of tensors. They read only
+    settings from `self`: on TensorFlow, rematerialisation silently drops the gradient of captured
+    tensors. The matrix is float64 if the weights or the signal are float64, so the methods compute
+    in the dtype of these tensors.
 
     Attributes:
-        paths: The ways to compute: "dense" forms M, "blockwise" forms some query rows of M at a
-            time, the others never form M. The path for long sequences is the last.
         inputs_at_call: Names of the tensors that every call needs, such as segment ids.
-        is_causal: Whether M[i, j] = 0 wherever j > i.
-        hides_keys: Whether some M[i, j] may be 0. If so, a row must not depend on keys it cannot
-            see. `False` for a mask whose factors are all positive: its rows may share numbers of
-            all keys.
-        has_state: Whether attention can run token by token with a state of fixed size.
-
-    A call checks the values of `segment_ids`, `parents`, `edges`, `edge_weights`, `walks` and
-    `entries`, if they are known. They are known outside compiled code: a wrong value raises a
-    `ValueError` that names the example and the entry. Compiled code (`jax.jit`, `tf.function`,
-    `fit`) cannot raise an error. Instead, the outputs of an example with a wrong entry are NaN, and
-    the outputs of all other examples do not change. To avoid NaN, check batches in the data
-    pipeline with `check_inputs`.
-
-    Example:
-
-    >>> class Window(Mask):
-    ...     def _rows(self, positions, length, parameters, inputs):
-    ...         keys = keras.ops.arange(length, dtype="int32")
-    ...         far = keras.ops.abs(positions[:, None] - keys[None, :]) > 1
-    ...         return keras.ops.cast(keras.ops.logical_not(far), "float32")[None, None]
-    >>> keras.ops.convert_to_numpy(Window().dense(3))[0, 0].tolist()
-    [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
-
-    Source: Choromanski et al., arXiv 2107.07999, Algorithm 1 and Lemma 3.1.
+        hides_keys: Whether the matrix may hide a key from a query.
     """
 
     # Settings
 
-    default_multiplier: ClassVar[float] = MASK_MULTIPLIER
-    paths: tuple[str, ...] = FORMED_PATHS
+    kind: ClassVar[str] = "mask"  # in errors; with "_inputs", the argument of a call
     inputs_at_call: tuple[str, ...] = ()
-    block_size: ClassVar[int] = 512
+    hides_keys: bool = True
     _settings: tuple[str, ...] = ()  # arguments that the configuration takes from attributes
     _parameter_names: tuple[str, ...] = ()
-    _most_ancestors: int | None = None  # of a node of a tree that comes with a call
-    _parent: "weakref.ref[keras.layers.Layer] | None" = None  # the layer with the mask's weights
-
-    is_causal: bool = False
-    hides_keys: bool = True
-    has_state: bool = False
+    _limit: int | None = None  # that the check of its inputs needs, such as the most ancestors
+    _parent: "weakref.ref[keras.layers.Layer] | None" = None  # the layer with the weights
 
     def __init__(self, *args: object, **kwargs: Unpack[MaskOptions]) -> None:
         of_calls = sorted(set(self.inputs_at_call) & set(kwargs))
@@ -150,10 +119,9 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         super().__init__(**kwargs)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Mask":
+    def from_config(cls, config: dict[str, Any]) -> Any:
         check_dtype_policy(config.get("dtype"))  # Keras reads it before it calls `__init__`
-        mask: Mask = super().from_config(config)
-        return mask
+        return super().from_config(config)
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {name: getattr(self, name) for name in self._settings}
@@ -198,34 +166,16 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         """
         return self._rows(positions, length, parameters, inputs)
 
-    def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
-        """M x on one of the mask's own paths, in the dtype of `x`, which is at least float32.
-
-        By default it is attention with one feature that is 1 everywhere.
-        """
-        if type(self)._attend is Mask._attend:
-            raise NotImplementedError(f"{type(self).__name__} must write `_signal` for {path!r}.")
-        ones = ops.ones_like(x[..., :1])  # (B, T, N, 1)
-        return self._attend(Operands(x, ones, ones), path, parameters, inputs)
-
-    def _causal_signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
-        """(M o causal) x on one of the mask's own paths, if the mask has such a form."""
-        raise NotImplementedError(f"{type(self).__name__} has no causal form.")
-
-    def _attend(self, tokens: Operands, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
-        """[(phi(Q) phi(K)^T) o M] x on one of the mask's own paths: Algorithm 1."""
-        return sum_over_features(self._signal, tokens, path, parameters, inputs)
-
     def _check_length(self, length: int) -> None:
-        """Raises a `ValueError` if the mask does not exist at this length."""
+        """Raises a `ValueError` if the matrix does not exist at this length."""
 
     @property
     def _own_length(self) -> int | None:
-        """The number of tokens that `dense` takes by default, if the mask has one."""
+        """The number of tokens that `dense` takes by default, if the matrix has one."""
         return None
 
     def _known_length(self, inputs: Tensors) -> Length:
-        """The number of tokens, if the mask or its inputs determine it."""
+        """The number of tokens, if the matrix or its inputs determine it."""
         for length in (number_of_tokens(inputs), self._own_length):
             if length is not None:
                 return length
@@ -234,36 +184,12 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         )
 
     def _check_values(self, inputs: Arrays, length: int | None) -> bool:
-        """`check_values` of the mask's own inputs."""
-        return check_values(inputs, length, self._most_ancestors)
+        """`check_values` of the object's own inputs."""
+        return check_values(inputs, length, self._limit)
 
     def _bounded(self, inputs: Tensors, length: Length) -> tuple[Tensors, Flags]:
-        """`bounded_inputs` of the mask's own inputs."""
-        return bounded_inputs(inputs, length, self._most_ancestors)
-
-    def choose_path(
-        self, length: int | None, features: int | None = None, width: int | None = None
-    ) -> str:
-        """The path that "auto" takes.
-
-        Args:
-            length: Number of tokens T; `None` if it is only known at run time.
-            features: Number of features m of the attention; `None` for only M x.
-            width: Number of columns D of the signal, if it is known.
-
-        Returns:
-            One of `paths`.
-        """
-        del features, width
-        if self.paths[-1] not in FORMED_PATHS:
-            return self.paths[-1]
-        return "dense" if length is not None and length <= DENSE_LIMIT else "blockwise"
-
-    def choose_causal_path(
-        self, length: int | None, features: int | None = None, width: int | None = None
-    ) -> str:
-        """The path of the product with a causal mask, for masks with `_causal_signal`."""
-        return self.choose_path(length, features, width)
+        """`bounded_inputs` of the object's own inputs."""
+        return bounded_inputs(inputs, length, self._limit)
 
     def _of_heads(self, name: str, number: ArrayLike, *shape: int) -> np.ndarray:
         """A start value as an array of this shape; by default, one number per head."""
@@ -295,6 +221,277 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         if self.variable_dtype in ("float32", "float64"):
             return weights
         return {name: ops.cast(weight, "float32") for name, weight in weights.items()}
+
+    # For users to call
+
+    def dense(self, length: int | None = None, **inputs: Tensor) -> Rows:
+        """Returns the matrix, for tests, plots and short sequences.
+
+        Args:
+            length: Number of tokens T. It is optional if the matrix or its inputs know it.
+            **inputs: The tensors of `inputs_at_call`.
+
+        Returns:
+            A tensor of shape (1 or B, 1 or N, T, T), with gradients for all weights. It is
+            float64 if the weights or the `dtype` of this object are float64, else float32.
+        """
+        return self._factors(None, length, inputs)
+
+    def rows(
+        self, positions: Positions | Sequence[int], length: int | None = None, **inputs: Tensor
+    ) -> Rows:
+        """Returns a few query rows of the matrix, without its other rows if the class can.
+
+        Args:
+            positions: Integer tensor of shape (R,), with numbers from 0 to T - 1.
+            length: Number of tokens T. It is optional if the matrix or its inputs know it.
+            **inputs: The tensors of `inputs_at_call`.
+
+        Returns:
+            A tensor of shape (1 or B, 1 or N, R, T), of the dtype of `dense`.
+
+        Raises:
+            ValueError: As for `apply`, and for a known position below 0 or above T - 1. Compiled
+                code cannot raise it: there, the row of such a position is NaN.
+        """
+        return self._factors(positions, length, inputs)
+
+    def check_inputs(self, length: int | None = None, **inputs: Any) -> None:
+        """Checks the values of one batch. Use it in data pipelines, before compiled code.
+
+        The check reads the integers once in NumPy. It sorts edges, and it reads parents
+        ceil(log2(T)) times. This costs little compared with the product. Calls outside compiled
+        code make the same check. On an accelerator they wait for the values; compiled
+        code does not.
+
+        Args:
+            length: Number of tokens T. Without it, edges are not compared with the number of
+                nodes.
+            **inputs: The arrays of `inputs_at_call` for a whole batch: NumPy arrays, or tensors
+                whose values are known.
+
+        Raises:
+            ValueError: For missing or unknown inputs, for wrong shapes, and for a wrong entry. The
+                error names the first wrong example and entry.
+
+        Example:
+
+        >>> from keras_graphattn.masks import Tree
+        >>> def checked(tokens, parents):  # in a generator or in `PyDataset.__getitem__`
+        ...     Tree().check_inputs(tokens.shape[1], parents=parents)
+        ...     return tokens, parents
+        >>> checked(np.zeros((1, 3, 8)), np.array([[-1, 0, 3]]))
+        Traceback (most recent call last):
+        ValueError: `parents` of example 0: node 2 has parent 3, but there are 3 nodes. Parents \
+are numbered within the example, from 0; -1 marks a root.
+        """
+        if length is not None:
+            length = whole(0)("length", length, {})
+        if set(inputs) != set(self.inputs_at_call):
+            raise self._wrong_names(inputs)
+        sizes: Sizes = {} if length is None else {"T": (length, "length")}
+        self._check_values(arrays_of(self.inputs_at_call, inputs, sizes), length)
+
+    # For layers
+
+    def build_in(self, layer: keras.layers.Layer, signal_shape: Shape) -> None:
+        """Makes the object a part of a layer. It may be built already, by hand or from a file.
+
+        Raises:
+            ValueError: For weights that belong to another layer, or are for other heads.
+        """
+        for part in walk(self):
+            parent = None if part._parent is None else part._parent()
+            if part.weights and part._parent is not None and parent is not layer:
+                raise ValueError(
+                    f"A {self.kind} with weights belongs to one layer. Received: the {self.kind} "
+                    f"{type(part).__name__} '{part.name}' in '{layer.path}'. It belongs to "
+                    f"{'another layer' if parent is None else repr(parent.path)}. Give each layer "
+                    f"a {self.kind} of its own, such as "
+                    f"{self.kind}.from_config({self.kind}.get_config())."
+                )
+        if self.built:
+            if signal_shape[2] != self.num_heads:
+                raise self._wrong_heads(signal_shape)
+            move(self, layer)
+        else:
+            self.build(signal_shape)
+        for part in walk(self):
+            part._parent = weakref.ref(layer)
+
+    def of_call(
+        self, inputs: Tensors, sizes: Sizes, length: Length | None
+    ) -> tuple[Tensors, Tensors, Flags, Length]:
+        """The weights and the inputs of a call in one dtype, and which examples are wrong."""
+        tensors, wrong, length = self._prepared(inputs, sizes, length)
+        _, parameters, tensors = in_one_dtype((), self.parameters(), tensors)
+        return parameters, tensors, wrong, length
+
+    # The steps of a call
+
+    def _wrong_heads(self, shape: Shape) -> ValueError:
+        return ValueError(
+            f"This {type(self).__name__} was built for {self.num_heads} heads. Received: a signal "
+            f"`x` of shape (batch, length, heads, width) = {tuple(shape)}. Use another {self.kind} "
+            "for another number of heads."
+        )
+
+    def _check_built(self) -> None:
+        """Raises a `ValueError` if there are no weights yet."""
+        if not self.built and type(self).build is not Mask.build:
+            raise ValueError(
+                f"This {type(self).__name__} has no weights yet. Call `build` with the shape of a "
+                "signal (batch, length, heads, width) first."
+            )
+
+    def _wrong_names(self, inputs: Mapping[str, Any]) -> ValueError:
+        return ValueError(
+            f"{type(self).__name__} needs the tensors {list(self.inputs_at_call)} at each call. "
+            f"Received: {sorted(inputs)}. Call a layer with {self._call_hint()}."
+        )
+
+    def _call_hint(self) -> str:
+        """The way to pass the tensors that every call needs, for an error message."""
+        if not self.inputs_at_call:
+            return f"no `{self.kind}_inputs`"
+        names = ", ".join(f'"{name}": ...' for name in self.inputs_at_call)
+        return f"{self.kind}_inputs={{{names}}}"
+
+    def _prepared(self, inputs: Tensors, sizes: Sizes, length: Length | None) -> Prepared:
+        """The inputs of a call as tensors, without wrong entries.
+
+        Wrong entries that are known are refused, the others replaced and marked by example.
+        """
+        if set(inputs) != set(self.inputs_at_call):
+            raise self._wrong_names(inputs)
+        tensors = tensors_of(self.inputs_at_call, inputs, sizes) if inputs else {}
+        length = self._known_length(tensors) if length is None else length
+        if isinstance(length, int):
+            self._check_length(length)
+        if not tensors:
+            return Prepared(tensors, None, length)
+        arrays = known_arrays(inputs)
+        are_usable = self._check_values(arrays, length if isinstance(length, int) else None)
+        if are_usable and len(arrays) == len(tensors):
+            return Prepared(tensors, None, length)
+        tensors, wrong = self._bounded(tensors, length)
+        return Prepared(tensors if wrong is None else harmless(tensors, wrong), wrong, length)
+
+    def _factors(
+        self, positions: Positions | Sequence[int] | None, length: Length | None, inputs: Tensors
+    ) -> Rows:
+        """Some rows of M, or all of them; NaN for examples and positions that are wrong."""
+        self._check_built()
+        if isinstance(length, (int, float, str)):
+            length = whole(0)("length", length, {})
+        parameters, tensors, wrong, length = self.of_call(inputs, {}, length)
+        dtype = widest_dtype(parameters.values(), self.compute_dtype)
+        right = None
+        if positions is not None:
+            positions, right = checked_positions(positions, length)
+        count = length if positions is None else ops.shape(positions)[0]
+        sizes = [x.shape[0] for x in tensors.values()] + [length, count]
+        if any(isinstance(size, int) and size == 0 for size in sizes):
+            examples = ops.shape(next(iter(tensors.values())))[0] if tensors else 1
+            return ops.zeros((examples, 1, count, length), dtype)
+        if positions is None:
+            factors = self._matrix(length, parameters, tensors)
+        else:
+            factors = self._rows(positions, length, parameters, tensors)
+        if right is not None:
+            factors = ops.where(right[:, None], factors, ops.cast(float("nan"), factors.dtype))
+        return ops.cast(marked(factors, wrong), dtype)
+
+
+class Mask(PairMatrix):
+    """M, a T x T matrix of non-negative factors per head, as a linear operator.
+
+    A subclass names its `paths` and `inputs_at_call`, and writes at least one of `_matrix` and
+    `_rows`. For its own path it also writes `_signal`, and `_attend` if attention has a better
+    form than Algorithm 1. These methods take tensors as those of `PairMatrix` do.
+
+    Attributes:
+        paths: The ways to compute: "dense" forms M, "blockwise" forms some query rows of M at a
+            time, the others never form M. The path for long sequences is the last.
+        inputs_at_call: Names of the tensors that every call needs, such as segment ids.
+        is_causal: Whether M[i, j] = 0 wherever j > i.
+        hides_keys: Whether some M[i, j] may be 0. If so, a row must not depend on keys it cannot
+            see. `False` for a mask whose factors are all positive: its rows may share numbers of
+            all keys.
+        has_state: Whether attention can run token by token with a state of fixed size.
+
+    A call checks the values of `segment_ids`, `parents`, `edges`, `edge_weights`, `walks` and
+    `entries`, if they are known. They are known outside compiled code: a wrong value raises a
+    `ValueError` that names the example and the entry. Compiled code (`jax.jit`, `tf.function`,
+    `fit`) cannot raise an error. Instead, the outputs of an example with a wrong entry are NaN, and
+    the outputs of all other examples do not change. To avoid NaN, check batches in the data
+    pipeline with `check_inputs`.
+
+    Example:
+
+    >>> class Window(Mask):
+    ...     def _rows(self, positions, length, parameters, inputs):
+    ...         keys = keras.ops.arange(length, dtype="int32")
+    ...         far = keras.ops.abs(positions[:, None] - keys[None, :]) > 1
+    ...         return keras.ops.cast(keras.ops.logical_not(far), "float32")[None, None]
+    >>> keras.ops.convert_to_numpy(Window().dense(3))[0, 0].tolist()
+    [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
+
+    Source: Choromanski et al., arXiv 2107.07999, Algorithm 1 and Lemma 3.1.
+    """
+
+    # Settings
+
+    default_multiplier: ClassVar[float] = MASK_MULTIPLIER
+    paths: tuple[str, ...] = FORMED_PATHS
+    block_size: ClassVar[int] = 512
+
+    is_causal: bool = False
+    has_state: bool = False
+
+    # For subclasses to write
+
+    def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
+        """M x on one of the mask's own paths, in the dtype of `x`, which is at least float32.
+
+        By default it is attention with one feature that is 1 everywhere.
+        """
+        if type(self)._attend is Mask._attend:
+            raise NotImplementedError(f"{type(self).__name__} must write `_signal` for {path!r}.")
+        ones = ops.ones_like(x[..., :1])  # (B, T, N, 1)
+        return self._attend(Operands(x, ones, ones), path, parameters, inputs)
+
+    def _causal_signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
+        """(M o causal) x on one of the mask's own paths, if the mask has such a form."""
+        raise NotImplementedError(f"{type(self).__name__} has no causal form.")
+
+    def _attend(self, tokens: Operands, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
+        """[(phi(Q) phi(K)^T) o M] x on one of the mask's own paths: Algorithm 1."""
+        return sum_over_features(self._signal, tokens, path, parameters, inputs)
+
+    def choose_path(
+        self, length: int | None, features: int | None = None, width: int | None = None
+    ) -> str:
+        """The path that "auto" takes.
+
+        Args:
+            length: Number of tokens T; `None` if it is only known at run time.
+            features: Number of features m of the attention; `None` for only M x.
+            width: Number of columns D of the signal, if it is known.
+
+        Returns:
+            One of `paths`.
+        """
+        del features, width
+        if self.paths[-1] not in FORMED_PATHS:
+            return self.paths[-1]
+        return "dense" if length is not None and length <= DENSE_LIMIT else "blockwise"
+
+    def choose_causal_path(
+        self, length: int | None, features: int | None = None, width: int | None = None
+    ) -> str:
+        """The path of the product with a causal mask, for masks with `_causal_signal`."""
+        return self.choose_path(length, features, width)
 
     # For users to call
 
@@ -397,38 +594,6 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
             raise self._wrong_heads(x.shape)
         return prepared
 
-    def dense(self, length: int | None = None, **inputs: Tensor) -> Rows:
-        """Returns the matrix M, for tests, plots and short sequences.
-
-        Args:
-            length: Number of tokens T. It is optional if the mask or its inputs know it.
-            **inputs: The tensors of `inputs_at_call`.
-
-        Returns:
-            A tensor of shape (1 or B, 1 or N, T, T), with gradients for all weights. It is
-            float64 if the mask's weights or its `dtype` are float64, else float32.
-        """
-        return self._factors(None, length, inputs)
-
-    def rows(
-        self, positions: Positions | Sequence[int], length: int | None = None, **inputs: Tensor
-    ) -> Rows:
-        """Returns M[positions, :]: a few query rows, without the rest of M if the mask can.
-
-        Args:
-            positions: Integer tensor of shape (R,), with numbers from 0 to T - 1.
-            length: Number of tokens T. It is optional if the mask or its inputs know it.
-            **inputs: The tensors of `inputs_at_call`.
-
-        Returns:
-            A tensor of shape (1 or B, 1 or N, R, T), of the dtype of `dense`.
-
-        Raises:
-            ValueError: As for `apply`, and for a known position below 0 or above T - 1. Compiled
-                code cannot raise it: there, the row of such a position is NaN.
-        """
-        return self._factors(positions, length, inputs)
-
     def get_initial_state(self, batch_size: int, num_heads: int, features: int, width: int) -> Any:
         """Returns the state of `step` before the first token: O(features x width) per head."""
         raise self._no_state()
@@ -450,67 +615,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         """
         raise self._no_state()
 
-    def check_inputs(self, length: int | None = None, **inputs: Any) -> None:
-        """Checks the values of one batch. Use it in data pipelines, before compiled code.
-
-        The check reads the integers once in NumPy. It sorts edges, and it reads parents
-        ceil(log2(T)) times. This costs little compared with the product. Calls of the mask outside
-        compiled code make the same check. On an accelerator they wait for the values; compiled
-        code does not.
-
-        Args:
-            length: Number of tokens T. Without it, edges are not compared with the number of
-                nodes.
-            **inputs: The arrays of `inputs_at_call` for a whole batch: NumPy arrays, or tensors
-                whose values are known.
-
-        Raises:
-            ValueError: For missing or unknown inputs, for wrong shapes, and for a wrong entry. The
-                error names the first wrong example and entry.
-
-        Example:
-
-        >>> from keras_graphattn.masks import Tree
-        >>> def checked(tokens, parents):  # in a generator or in `PyDataset.__getitem__`
-        ...     Tree().check_inputs(tokens.shape[1], parents=parents)
-        ...     return tokens, parents
-        >>> checked(np.zeros((1, 3, 8)), np.array([[-1, 0, 3]]))
-        Traceback (most recent call last):
-        ValueError: `parents` of example 0: node 2 has parent 3, but there are 3 nodes. Parents \
-are numbered within the example, from 0; -1 marks a root.
-        """
-        if length is not None:
-            length = whole(0)("length", length, {})
-        if set(inputs) != set(self.inputs_at_call):
-            raise self._wrong_names(inputs)
-        sizes: Sizes = {} if length is None else {"T": (length, "length")}
-        self._check_values(arrays_of(self.inputs_at_call, inputs, sizes), length)
-
     # For layers
-
-    def build_in(self, layer: keras.layers.Layer, signal_shape: Shape) -> None:
-        """Makes the mask a part of a layer. It may be built already, by hand or from a file.
-
-        Raises:
-            ValueError: For a mask whose weights belong to another layer, or with other heads.
-        """
-        for part in walk(self):
-            parent = None if part._parent is None else part._parent()
-            if part.weights and part._parent is not None and parent is not layer:
-                raise ValueError(
-                    "A mask with weights belongs to one layer. Received: the mask "
-                    f"{type(part).__name__} '{part.name}' in '{layer.path}'. It belongs to "
-                    f"{'another layer' if parent is None else repr(parent.path)}. Give each layer "
-                    "a mask of its own, such as mask.from_config(mask.get_config())."
-                )
-        if self.built:
-            if signal_shape[2] != self.num_heads:
-                raise self._wrong_heads(signal_shape)
-            move(self, layer)
-        else:
-            self.build(signal_shape)
-        for part in walk(self):
-            part._parent = weakref.ref(layer)
 
     def joined(self, causal: bool = False, entries: bool = False) -> "Mask":
         """The mask, times `Causal` and `Entries` if asked for; it shares the mask's weights.
@@ -521,54 +626,6 @@ are numbered within the example, from 0; -1 marks a root.
         return kept_with(mask, _times_entries) if entries else mask
 
     # The steps of a call
-
-    def _wrong_heads(self, shape: Shape) -> ValueError:
-        return ValueError(
-            f"This {type(self).__name__} was built for {self.num_heads} heads. Received: a signal "
-            f"`x` of shape (batch, length, heads, width) = {tuple(shape)}. Use another mask for "
-            "another number of heads."
-        )
-
-    def _check_built(self) -> None:
-        """Raises a `ValueError` if the mask has no weights yet."""
-        if not self.built and type(self).build is not Mask.build:
-            raise ValueError(
-                f"This {type(self).__name__} has no weights yet. Call `build` with the shape of a "
-                "signal (batch, length, heads, width) first."
-            )
-
-    def _wrong_names(self, inputs: Mapping[str, Any]) -> ValueError:
-        return ValueError(
-            f"{type(self).__name__} needs the tensors {list(self.inputs_at_call)} at each call. "
-            f"Received: {sorted(inputs)}. Call a layer with {self._call_hint()}."
-        )
-
-    def _call_hint(self) -> str:
-        """The way to pass the tensors that the mask needs at each call, for an error message."""
-        if not self.inputs_at_call:
-            return "no `mask_inputs`"
-        names = ", ".join(f'"{name}": ...' for name in self.inputs_at_call)
-        return f"mask_inputs={{{names}}}"
-
-    def _prepared(self, inputs: Tensors, sizes: Sizes, length: Length | None) -> Prepared:
-        """The inputs of a call as tensors, without wrong entries.
-
-        Wrong entries that are known are refused, the others replaced and marked by example.
-        """
-        if set(inputs) != set(self.inputs_at_call):
-            raise self._wrong_names(inputs)
-        tensors = tensors_of(self.inputs_at_call, inputs, sizes) if inputs else {}
-        length = self._known_length(tensors) if length is None else length
-        if isinstance(length, int):
-            self._check_length(length)
-        if not tensors:
-            return Prepared(tensors, None, length)
-        arrays = known_arrays(inputs)
-        are_usable = self._check_values(arrays, length if isinstance(length, int) else None)
-        if are_usable and len(arrays) == len(tensors):
-            return Prepared(tensors, None, length)
-        tensors, wrong = self._bounded(tensors, length)
-        return Prepared(tensors if wrong is None else harmless(tensors, wrong), wrong, length)
 
     def _product(self, path: str, tokens: Operands, prepared: Prepared) -> Signal:
         """The product by a path; NaN for examples with a wrong entry."""
@@ -619,32 +676,6 @@ are numbered within the example, from 0; -1 marks a root.
 
         by_row = {} if tokens.query is None else {"query": tokens.query}
         return map_query_blocks(rows_of_block, by_row, whole, length, self.block_size)
-
-    def _factors(
-        self, positions: Positions | Sequence[int] | None, length: Length | None, inputs: Tensors
-    ) -> Rows:
-        """Some rows of M, or all of them; NaN for examples and positions that are wrong."""
-        self._check_built()
-        if isinstance(length, (int, float, str)):
-            length = whole(0)("length", length, {})
-        tensors, wrong, length = self._prepared(inputs, {}, length)
-        _, parameters, tensors = in_one_dtype((), self.parameters(), tensors)
-        dtype = widest_dtype(parameters.values(), self.compute_dtype)
-        right = None
-        if positions is not None:
-            positions, right = checked_positions(positions, length)
-        count = length if positions is None else ops.shape(positions)[0]
-        sizes = [x.shape[0] for x in tensors.values()] + [length, count]
-        if any(isinstance(size, int) and size == 0 for size in sizes):
-            examples = ops.shape(next(iter(tensors.values())))[0] if tensors else 1
-            return ops.zeros((examples, 1, count, length), dtype)
-        if positions is None:
-            factors = self._matrix(length, parameters, tensors)
-        else:
-            factors = self._rows(positions, length, parameters, tensors)
-        if right is not None:
-            factors = ops.where(right[:, None], factors, ops.cast(float("nan"), factors.dtype))
-        return ops.cast(marked(factors, wrong), dtype)
 
     def _no_state(self) -> ValueError:
         reason = "causal, but needs all earlier tokens" if self.is_causal else "not causal"

@@ -28,13 +28,16 @@ Value = Callable[..., tuple[Tensors, Tensors]]  # outputs, and results that the 
 Gradient = Callable[[Tensors, Tensors, Tensors], tuple[Tensor | None, ...]]
 
 
-def compiled_once(function: Callable[..., Result], *settings: Hashable) -> Callable[..., Result]:
+def compiled_once(
+    function: Callable[..., Result], *settings: Hashable, keep: bool = True
+) -> Callable[..., Result]:
     """`function(*settings, ...)` as a function of tensors; on jax, equal settings compile once.
 
     Without it, jax compiles loops over closures at each call that it does not trace. The function
-    is kept forever, so it must be defined at module level.
+    and its settings are kept, so the function must be defined at module level; `keep` is `False`
+    for settings with a layer.
     """
-    if keras.backend.backend() != "jax":
+    if keras.backend.backend() != "jax" or not keep:
         return lambda *tensors: function(*settings, *tensors)
     return _compiled(function, settings)
 

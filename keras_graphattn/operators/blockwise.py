@@ -26,10 +26,18 @@ from keras_graphattn.numerics.blocks import (
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, compiled_once
 from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
 from keras_graphattn.operators.operator import Operator, Visibility
-from keras_graphattn.operators.softmax import SoftmaxOperator, score_operands, scores_of
+from keras_graphattn.operators.softmax import (
+    Logits,
+    LogitsForm,
+    SoftmaxOperator,
+    score_operands,
+    scores_of,
+    zero_rows_without_keys,
+)
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 Tensors = tuple[Tensor, ...]
+PLAIN = Logits()
 
 
 class BlockwiseOperator(Operator):
@@ -41,6 +49,7 @@ class BlockwiseOperator(Operator):
         visibility: What each query may see; everything by default.
         scale: Factor of the scores; 1 / sqrt(H) by default.
         block_size: Number of query rows at a time.
+        logits: What becomes of the scores before the softmax; nothing by default.
 
     Example:
 
@@ -57,19 +66,22 @@ class BlockwiseOperator(Operator):
         visibility: Visibility | None = None,
         scale: float | None = None,
         block_size: int = 512,
+        logits: Logits | None = None,
     ) -> None:
         self.query, self.key = score_operands(query, key, scale)
         self.visibility = Visibility() if visibility is None else visibility
+        self.logits = Logits() if logits is None else logits
         self.block_size = block_size
 
     def __call__(self, x: Float[Tensor, "B S N D"]) -> Float[Tensor, "B T N D"]:
-        blocks, tensors = _Blocks.of(self.visibility, self.block_size)
-        return compiled_once(_once, blocks)(self.query, self.key, x, *tensors)
+        blocks, tensors = _Blocks.of(self.visibility, self.block_size, self.logits)
+        once = compiled_once(_once, blocks, keep=blocks.logits.source is None)
+        return once(self.query, self.key, x, *tensors)
 
     def twice(
         self, x: Float[Tensor, "B T N D"]
     ) -> tuple[Float[Tensor, "B T N D"], Float[Tensor, "B T N D"]]:
-        """A x and A A x, with one backward pass for both.
+        """A x and A A x, with one backward pass for both if the scores are as they are.
 
         Forward and backward, two applications cost 14 products with n x n matrices. This saves two
         of them: those that take the gradient of the scores to queries and keys a second time.
@@ -78,7 +90,9 @@ class BlockwiseOperator(Operator):
         if fits_one_block(length, self.block_size):
             visible = self.visibility.joined(length)
             scores = scores_of(self.query, self.key, scale=1.0)
-            return SoftmaxOperator(scores, visible, dtype=x.dtype).twice(x)
+            return SoftmaxOperator(scores, visible, dtype=x.dtype, logits=self.logits).twice(x)
+        if not self.logits.is_plain:  # the backend knows the gradients of the added numbers
+            return super().twice(x)
         blocks, tensors = _Blocks.of(self.visibility, self.block_size)
 
         def by_blocks(query: Tensor, key: Tensor, x: Tensor) -> Tensors:
@@ -95,7 +109,7 @@ class BlockwiseOperator(Operator):
         return once, second
 
     def finished(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
-        return self.visibility.zero_other_rows(outputs, self.block_size)
+        return zero_rows_without_keys(outputs, self.visibility, self.logits, self.block_size)
 
 
 class _Blocks(NamedTuple):
@@ -105,13 +119,19 @@ class _Blocks(NamedTuple):
     whole: tuple[str, ...]
     visibility: Visibility  # causality and window only
     block_size: int
+    logits: LogitsForm
 
     @classmethod
-    def of(cls, visibility: Visibility, block_size: int) -> tuple["_Blocks", Tensors]:
-        """The blocks of a visibility, and its tensors in their order."""
+    def of(
+        cls, visibility: Visibility, block_size: int, logits: Logits = PLAIN
+    ) -> tuple["_Blocks", Tensors]:
+        """The blocks of a visibility and of logits, and their tensors in order."""
         by_row, whole = visibility.tensors()
+        form, tensors = LogitsForm.of(logits)
+        of_logits = form.divided(tensors)
+        by_row, whole = by_row | of_logits[0], whole | of_logits[1]
         positional = Visibility(causal=visibility.causal, window=visibility.window)
-        blocks = cls(tuple(by_row), tuple(whole), positional, block_size)
+        blocks = cls(tuple(by_row), tuple(whole), positional, block_size, form)
         return blocks, (*by_row.values(), *whole.values())
 
     def named(self, tensors: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -129,8 +149,12 @@ class _Blocks(NamedTuple):
     ) -> Float[Tensor, "B N T S"]:
         """Rows of A, of queries and of keys with heads first."""
         scores = ops.einsum("btnh,bnsh->bnts", query, keys)
-        columns = ops.arange(ops.shape(keys)[2], dtype="int32")
-        return masked_softmax(scores, self.visibility.of_block(tensors, rows, columns))
+        length = ops.shape(keys)[2]
+        columns = ops.arange(length, dtype="int32")
+        visible = self.visibility.of_block(tensors, rows, columns)
+        logits = self.logits.of_block(tensors, rows, length)
+        scores, visible = logits.of(scores, visible)
+        return logits.without_sink(masked_softmax(scores, visible))
 
     def weights_by_index(
         self,

@@ -10,10 +10,17 @@ from keras_graphattn.checks import dtype_name, traced_by_torch
 from keras_graphattn.numerics.blocks import map_query_blocks
 from keras_graphattn.numerics.precision import is_float64, pad, without_padding
 from keras_graphattn.operators.operator import Operator, Visibility
-from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of
+from keras_graphattn.operators.softmax import (
+    Logits,
+    LogitsForm,
+    SoftmaxOperator,
+    scores_of,
+    zero_rows_without_keys,
+)
 from keras_graphattn.types import Bool, Float, Tensor
 
 BLOCK = 512  # query rows whose pairs are formed at a time on torch
+HIDDEN = -2e38  # what a hidden key gets added: float32 and bfloat16 hold it
 
 
 class FusedOperator(Operator):
@@ -38,6 +45,8 @@ class FusedOperator(Operator):
         scale: Factor of the scores; 1 / sqrt(H) by default.
         flash_attention: `True` insists on the backend's flash kernel (it raises where it cannot
             run), `False` forbids it, `None` leaves the choice to the backend.
+        logits: What is added to the scores; nothing by default. The backend takes it in the dtype
+            of the queries, as B N n^2 numbers; on torch for 512 query rows at a time.
 
     Example:
 
@@ -54,27 +63,35 @@ class FusedOperator(Operator):
         visibility: Visibility | None = None,
         scale: float | None = None,
         flash_attention: bool | None = None,
+        logits: Logits | None = None,
     ) -> None:
         self.query, self.key = query, key
+        self.logits = Logits() if logits is None else logits
         self.visibility = visibility = Visibility() if visibility is None else visibility
         self.scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
         length = ops.shape(query)[1]
         self.formed = None
         if is_float64(query):
             scores = scores_of(query, key, scale)
-            self.formed = SoftmaxOperator(scores, visibility.joined(length))
+            visible = visibility.joined(length)
+            self.formed = SoftmaxOperator(scores, visible, logits=self.logits)
             return
         self.rows = visibility.rows_with_visible_keys(length)
         self.pairs = visibility._replace(queries=None)
         reasons = [visibility.entries is not None, visibility.keys is not None, visibility.causal]
         is_torch = keras.backend.backend() == "torch"
-        self.is_in_blocks = is_torch and (visibility.window is not None or sum(reasons) > 1)
+        adds_bias = self.logits.adds_bias
+        self.is_in_blocks = is_torch and (
+            visibility.window is not None or adds_bias or sum(reasons) > 1
+        )
         parts = (visibility.entries, visibility.keys, visibility.window)
-        is_masked = any(part is not None for part in parts)
+        is_masked = adds_bias or any(part is not None for part in parts)
         self.needs_float32 = _needs_float32(is_masked)
         self.visible = None
+        self.bias = None
         if is_masked and not self.is_in_blocks:
             self.visible = self.pairs._replace(causal=False).joined(length)
+            self.bias, self.visible = _finite(self.logits.formed(length), self.visible)
         if flash_attention is None and traced_by_torch():
             flash_attention = False  # torch chooses the kernel; it does not trace Keras' question
         self.flash_attention = flash_attention
@@ -88,12 +105,18 @@ class FusedOperator(Operator):
         if self.is_in_blocks:
             outputs = self._attend_by_blocks(*operands)
         else:
-            outputs = self._attend(*operands, self.visible, self.visibility.causal)
-        return without_padding(ops.cast(outputs, dtype), self.rows)
+            outputs = self._attend(*operands, self.visible, self.bias, self.visibility.causal)
+        return self._without_rows(ops.cast(outputs, dtype))
 
     def finished(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
         if self.formed is not None:
             return self.formed.finished(outputs)
+        return self._without_rows(outputs)
+
+    def _without_rows(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
+        """The outputs with exact zeros in rows that see nothing."""
+        if self.logits.hides_keys:
+            return zero_rows_without_keys(outputs, self.visibility, self.logits, BLOCK)
         return without_padding(outputs, self.rows)
 
     def _attend(
@@ -102,14 +125,19 @@ class FusedOperator(Operator):
         key: Float[Tensor, "B S N H"],
         x: Float[Tensor, "B S N D"],
         visible: Bool[Tensor, "B? N? T? S?"] | None,
+        bias: Float[Tensor, "B? N? T? S"] | None,
         causal: bool,
     ) -> Float[Tensor, "B T N D"]:
+        if bias is not None and visible is not None:  # torch takes one of them
+            hidden = ops.cast(HIDDEN, bias.dtype)
+            bias, visible = ops.where(visible, bias, hidden), None
         size = x.shape[-1]
         widest = max(size, query.shape[-1])  # jax wants one size for all; zeros change nothing
         return ops.dot_product_attention(
             _widened(query, widest),
             _widened(key, widest),
             _widened(x, widest),
+            bias=bias,
             mask=visible,
             scale=self.scale,
             is_causal=causal,
@@ -124,12 +152,28 @@ class FusedOperator(Operator):
     ) -> Float[Tensor, "B T N D"]:
         def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
             visible = self.pairs.of_block(tensors, rows, tensors["columns"])
-            return self._attend(tensors["query"], tensors["key"], tensors["x"], visible, False)
+            bias, visible = _finite(form.of_block(tensors, rows, length), visible)
+            operands = tensors["query"], tensors["key"], tensors["x"]
+            return self._attend(*operands, visible, bias, False)
 
         length = ops.shape(query)[1]
+        form, named = LogitsForm.of(self.logits)
+        of_logits = form.divided(named)
         by_row, whole = self.pairs.tensors()
+        by_row, whole = by_row | of_logits[0], whole | of_logits[1]
         whole |= {"key": key, "x": x, "columns": ops.arange(length, dtype="int32")}
         return map_query_blocks(rows_of_block, {**by_row, "query": query}, whole, length, BLOCK)
+
+
+def _finite(
+    logits: Logits, visible: Bool[Tensor, "B? N? T? S?"] | None
+) -> tuple[Float[Tensor, "B? N? T? S"] | None, Bool[Tensor, "B? N? T? S?"] | None]:
+    """The finite numbers that are added to the scores, and what each query sees."""
+    bias = logits.bias
+    if bias is None or not logits.hides_keys:
+        return bias, visible
+    hidden = bias == -float("inf")
+    return ops.where(hidden, ops.cast(0.0, bias.dtype), bias), logits.seen(visible)
 
 
 def _needs_float32(is_masked: bool) -> bool:

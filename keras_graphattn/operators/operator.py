@@ -137,7 +137,8 @@ class Visibility(NamedTuple):
         by_row: dict[str, Tensor] = {}
         whole_tensors: dict[str, Tensor] = {}
         if self.entries is not None:
-            entries = ops.transpose(four_dimensional(self.entries), (0, 2, 1, 3))
+            entries = ops.cast(four_dimensional(self.entries), "bool")
+            entries = ops.transpose(entries, (0, 2, 1, 3))
             (whole_tensors if entries.shape[1] == 1 else by_row)["entries"] = entries
         if self.queries is not None:
             by_row["queries"] = self.queries
@@ -228,10 +229,9 @@ def all_of(*masks: Num[Tensor, "..."] | None) -> Bool[Tensor, "..."] | None:
     return joined
 
 
-def four_dimensional(entries: Num[Tensor, "..."]) -> Bool[Tensor, "B? N? T? S?"]:
-    """Entries (T, S), (B, T, S) or (B, N, T, S) as booleans that broadcast to (B, N, T, S)."""
+def four_dimensional(entries: Num[Tensor, "..."]) -> Num[Tensor, "B? N? T? S?"]:
+    """Entries (T, S), (B, T, S) or (B, N, T, S) with axes of size 1 that broadcast."""
     rank = len(entries.shape)
-    entries = ops.cast(entries, "bool")
     if rank == 2:
         return entries[None, None]
     return entries[:, None] if rank == 3 else entries

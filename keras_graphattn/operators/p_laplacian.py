@@ -40,7 +40,7 @@ from keras_graphattn.numerics.precision import (
 )
 from keras_graphattn.operators.cached import CachedOperator
 from keras_graphattn.operators.operator import Operator, Visibility, all_of
-from keras_graphattn.operators.softmax import Logits, scaled
+from keras_graphattn.operators.softmax import Logits, LogitsForm, scaled, zero_rows_without_keys
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 Tensors = tuple[Tensor, ...]
@@ -120,22 +120,24 @@ class PLaplacianOperator(Operator):
             return apply_weights(self.applied, x)
         blocks, tensors = _Blocks.of(self)
         signal = () if x is self.values else (x,)
-        attend = compiled_once(_in_blocks, blocks._replace(has_signal=bool(signal)))
+        blocks = blocks._replace(has_signal=bool(signal))
+        attend = compiled_once(_in_blocks, blocks, keep=blocks.logits.source is None)
         return attend(self.query, self.key, self.values, *signal, *tensors)
 
     def matrix(self) -> Float[Tensor, "B N T T"]:
         return self._formed() if self.weights is None else self.weights
 
     def finished(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
-        return self.visibility.zero_other_rows(outputs, self.block_size or 512)
+        size = self.block_size or 512
+        return zero_rows_without_keys(outputs, self.visibility, self.logits, size)
 
     def _formed(self) -> Float[Tensor, "B N T T"]:
         length = ops.shape(self.key)[1]
         positions = ops.arange(length, dtype="int32")
         visible = self.visibility.block(positions, positions)
-        values = (self.values, self.values)
+        values, logits = (self.values, self.values), self.logits.formed(length)
         return rows_of_weights(
-            self.query, self.key, values, self.numbers, visible, positions, self.logits
+            self.query, self.key, values, self.numbers, visible, positions, logits
         )
 
 
@@ -161,6 +163,7 @@ class CachedPLaplacianOperator(CachedOperator):
         signals = ops.slice_update(signals, (0, 0, index, 0, 0), row_values[:, None])
         self.values = without_padding(signals[:, 0], ops.any(visible, axis=(1, 2)))
         positions = index + ops.arange(ops.shape(query)[1], dtype="int32")
+        logits = Logits() if logits is None else logits.formed(ops.shape(key)[1], positions)
         rows = rows_of_weights(
             scaled(query, scale),
             key,
@@ -168,9 +171,9 @@ class CachedPLaplacianOperator(CachedOperator):
             numbers,
             visible,
             positions,
-            Logits() if logits is None else logits,
+            logits,
         )
-        super().__init__(rows, signals, index, visible)
+        super().__init__(rows, signals, index, logits.seen(visible))
 
     def __call__(self, x: Float[Tensor, "B t N D"]) -> Float[Tensor, "B t N D"]:
         return apply_weights(self.rows, self.values)
@@ -192,11 +195,12 @@ def rows_of_weights(
     `pair_distances`.
     """
     row_values, column_values = values
-    scores = logits.of(ops.einsum("btnh,bsnh->bnts", *finite_products(query, key)))
+    products = ops.einsum("btnh,bsnh->bnts", *finite_products(query, key))
+    scores, visible = logits.of(products, visible)
     diagonal = positions[:, None] == ops.arange(ops.shape(key)[1], dtype="int32")[None, :]
     if logits.sink is not None:  # a column whose weight counts in the softmax only
         column_values = pad(column_values, ((0, 0), (0, 1), (0, 0), (0, 0)))
-        diagonal, visible = logits.with_sink(diagonal), logits.with_sink(visible)
+        diagonal = logits.with_sink(diagonal)
     pair = (row_values, column_values)
     return logits.without_sink(re_weighted(scores, pair, numbers, visible, diagonal, centre))
 
@@ -294,28 +298,28 @@ def finite_products(
 class _Blocks(NamedTuple):
     """The settings of an operator, without its tensors: equal ones share compiled code."""
 
-    names: tuple[str, ...]  # of the tensors: entries, queries, keys, bias, sink
+    names: tuple[str, ...]  # of the tensors: entries, queries, keys, bias, sink, of the source
     visibility: Visibility  # causality and window only
     numbers: PLaplacian
-    soft_cap: float | None
+    logits: LogitsForm
     block_size: int
     has_signal: bool = False
 
     @classmethod
     def of(cls, operator: PLaplacianOperator) -> tuple["_Blocks", Tensors]:
         """The blocks of an operator, and its tensors in their order."""
-        visibility, logits = operator.visibility, operator.logits
+        visibility = operator.visibility
+        form, named = LogitsForm.of(operator.logits)
         tensors = {
             "entries": visibility.entries,
             "queries": visibility.queries,
             "keys": visibility.keys,
-            "bias": logits.bias,
-            "sink": None if logits.sink is None else ops.convert_to_tensor(logits.sink),
+            **named,
         }
         present = {name: x for name, x in tensors.items() if x is not None}
         positional = Visibility(causal=visibility.causal, window=visibility.window)
         size = operator.block_size or 512
-        blocks = cls(tuple(present), positional, operator.numbers, logits.soft_cap, size)
+        blocks = cls(tuple(present), positional, operator.numbers, form, size)
         return blocks, tuple(present.values())
 
 
@@ -330,19 +334,15 @@ def _in_blocks(
     named = dict(zip(blocks.names, tensors, strict=True))
     entries, queries, keys = (named.get(name) for name in ("entries", "queries", "keys"))
     visibility = blocks.visibility._replace(entries=entries, queries=queries, keys=keys)
-    logits = Logits(blocks.soft_cap, named.get("bias"), named.get("sink"))
     by_row, whole = visibility.tensors()
     length = ops.shape(key)[1]
     by_row |= {"query": query, "row_values": values}
     whole |= {"key": key, "values": values, "columns": ops.arange(length, dtype="int32")}
-    centre = _common_centre(values, visibility)
+    centre = None if blocks.logits.hides_keys else _common_centre(values, visibility)
     if centre is not None:
         whole["centre"] = centre
-    if logits.bias is not None:
-        bias = ops.transpose(logits.bias, (0, 2, 1, 3))  # (B, T, N, S)
-        (whole if bias.shape[1] == 1 else by_row)["bias"] = bias
-    if logits.sink is not None:
-        whole["sink"] = logits.sink
+    of_logits = blocks.logits.divided(named)
+    by_row, whole = by_row | of_logits[0], whole | of_logits[1]
     if signal:
         whole["signal"] = signal[0]
 
@@ -351,12 +351,11 @@ def _in_blocks(
         operands = [
             tensors.get(name) for name in ("query", "key", "row_values", "values", "centre")
         ]
+        logits = blocks.logits.of_block(tensors, rows, length)
         if logits.is_plain and not signal:
             present = [x for x in (*operands, visible) if x is not None]
             settings = _Rows(blocks.numbers, centre is not None, visible is not None)
             return _rows_of_output(settings, rows, *present)
-        bias = tensors.get("bias")
-        bias = None if bias is None else ops.transpose(bias, (0, 2, 1, 3))
         weights = rows_of_weights(
             tensors["query"],
             tensors["key"],
@@ -364,7 +363,7 @@ def _in_blocks(
             blocks.numbers,
             visible,
             rows,
-            logits._replace(bias=bias, sink=tensors.get("sink")),
+            logits,
             tensors.get("centre"),
         )
         x = tensors["signal"] if signal else tensors["values"]

@@ -1,15 +1,60 @@
 """Softmax attention whose matrix is formed once: A = softmax(Q K^T / sqrt(H))."""
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from keras import ops
 
 from keras_graphattn.checks import dtype_name
-from keras_graphattn.numerics.precision import at_least_float32, masked_softmax, matmul, nan_where
-from keras_graphattn.operators.operator import Operator
-from keras_graphattn.types import Bool, Float, Num, Tensor
+from keras_graphattn.numerics.blocks import map_query_blocks
+from keras_graphattn.numerics.precision import (
+    at_least_float32,
+    in_one_dtype,
+    masked_softmax,
+    matmul,
+    nan_where,
+    size_tensor,
+    zero_where_masked,
+)
+from keras_graphattn.operators.operator import Operator, Visibility, all_of
+from keras_graphattn.types import Bool, Float, Int, Num, Size, Tensor
+
+
+class PairRows(NamedTuple):
+    """Rows of a matrix of numbers for all pairs, made when an operator needs them.
+
+    Attributes:
+        source: The object that makes them, such as a bias of `keras_graphattn.biases`.
+        parameters: The weights of the source as tensors, by name.
+        inputs: What came with the call, by name, without wrong entries.
+        wrong: Booleans (B,): examples with a wrong entry. Their rows are NaN. `None` if none is.
+    """
+
+    source: Any
+    parameters: dict[str, Tensor]
+    inputs: dict[str, Tensor]
+    wrong: Bool[Tensor, " B?"] | None = None
+
+    def at(
+        self, positions: Int[Tensor, " T"] | None, length: Size, in_order: bool = False
+    ) -> Float[Tensor, "B? N? T S"]:
+        """The rows at the positions, for `length` columns; all rows without positions.
+
+        With `in_order`, the positions are consecutive; the last of them may be past the end.
+        """
+        tensors = self.parameters, self.inputs
+        if positions is None:
+            rows = self.source._matrix(length, *tensors)
+        elif in_order:
+            last = size_tensor(length - 1, "int32")
+            rows = self.source._block_rows(ops.minimum(positions, last), length, *tensors)
+        else:
+            rows = self.source._rows(positions, length, *tensors)
+        if self.wrong is None:
+            return rows
+        wrong = ops.reshape(self.wrong, (-1, 1, 1, 1))
+        return ops.where(wrong, ops.cast(float("nan"), rows.dtype), rows)
 
 
 class Logits(NamedTuple):
@@ -17,38 +62,80 @@ class Logits(NamedTuple):
 
     Attributes:
         soft_cap: If given, a score s becomes soft_cap * tanh(s / soft_cap).
-        bias: Tensor that is added, (B or 1, N, T or 1, S).
+        bias: Tensor that is added, (B or 1, N or 1, T or 1, S).
         sink: Logits (N,) of one more column. It takes part in the softmax and is dropped after it,
             so that the rows of A sum to less than 1.
+        source: Further numbers that are added, of which an operator makes some rows at a time.
+        hides_keys: Whether an added number may be minus infinity, which hides the key.
 
     Example:
 
-    >>> float(Logits(soft_cap=2.0).of(keras.ops.full((1, 1, 1, 1), 1e6))[0, 0, 0, 0])
+    >>> scores = keras.ops.full((1, 1, 1, 1), 1e6)
+    >>> capped, visible = Logits(soft_cap=2.0).of(scores)
+    >>> float(capped[0, 0, 0, 0])
     2.0
     """
 
     soft_cap: float | None = None
     bias: Float[Tensor, "B? N? T? S"] | None = None
     sink: Float[Tensor, " N"] | None = None
+    source: PairRows | None = None
+    hides_keys: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether the scores stay as they are."""
-        return self.soft_cap is None and self.bias is None and self.sink is None
+        return self.soft_cap is None and self.sink is None and not self.adds_bias
 
-    def of(self, scores: Float[Tensor, "B N T S"]) -> Float[Tensor, "B N T _"]:
-        """The logits (B, N, T, S), or (B, N, T, S + 1) with a sink, of the scores."""
+    @property
+    def adds_bias(self) -> bool:
+        """Whether something is added to the scores."""
+        return self.bias is not None or self.source is not None
+
+    def formed(
+        self, length: Size, positions: Int[Tensor, " T"] | None = None, in_order: bool = False
+    ) -> "Logits":
+        """These changes with the rows of `source` in `bias`: all rows, or those at positions."""
+        if self.source is None:
+            return self
+        rows = self.source.at(positions, length, in_order)
+        if self.bias is not None:
+            rows, bias = in_one_dtype(rows, at_least_float32(self.bias))
+            rows = rows + bias
+        return self._replace(bias=rows, source=None)
+
+    def of(
+        self, scores: Float[Tensor, "B N T S"], visible: Num[Tensor, "B? N? T? S?"] | None = None
+    ) -> tuple[Float[Tensor, "B N T _"], Bool[Tensor, "B? N? T? _"] | None]:
+        """The logits of the scores, and what each query sees, with a column for a sink.
+
+        The rows of `source` must be formed.
+        """
         if self.is_plain:
-            return scores
+            return scores, visible
         scores = at_least_float32(scores)
         if self.soft_cap is not None:
             scores = self.soft_cap * ops.tanh(scores / self.soft_cap)
         if self.bias is not None:
-            scores = scores + ops.cast(self.bias, scores.dtype)
+            bias = ops.cast(self.bias, scores.dtype)
+            if self.hides_keys:
+                visible = self.seen(visible)
+                hidden = bias == -float("inf")
+                bias = ops.where(hidden, ops.cast(0.0, bias.dtype), bias)
+            scores = scores + bias
         if self.sink is None:
-            return scores
+            return scores, visible
         sink = ops.reshape(ops.cast(self.sink, scores.dtype), (1, -1, 1, 1))
-        return ops.concatenate([scores, sink + ops.zeros_like(scores[..., :1])], axis=-1)
+        scores = ops.concatenate([scores, sink + ops.zeros_like(scores[..., :1])], axis=-1)
+        return scores, self.with_sink(visible)
+
+    def seen(
+        self, visible: Num[Tensor, "B? N? T? S?"] | None
+    ) -> Bool[Tensor, "B? N? T? S?"] | None:
+        """What each query sees, without the keys that the formed bias hides."""
+        if self.bias is None or not self.hides_keys:
+            return visible
+        return all_of(visible, self.bias != -float("inf"))  # NaN is not hidden
 
     def with_sink(self, visible: Bool[Tensor, "..."] | None) -> Bool[Tensor, "..."] | None:
         """Booleans (..., S) with a column of `True` for the sink, if there is one."""
@@ -57,9 +144,91 @@ class Logits(NamedTuple):
         visible = ops.cast(visible, "bool")
         return ops.concatenate([visible, ops.ones_like(visible[..., :1])], axis=-1)
 
-    def without_sink(self, matrix: Float[Tensor, "B N T _"]) -> Float[Tensor, "B N T S"]:
+    def without_sink(self, matrix: Num[Tensor, "B? N? T? _"]) -> Num[Tensor, "B? N? T? S"]:
         """A matrix without the column of the sink, if there is one."""
         return matrix if self.sink is None else matrix[..., :-1]
+
+
+class LogitsForm(NamedTuple):
+    """`Logits` without tensors, for operators in blocks: equal ones share compiled code."""
+
+    soft_cap: float | None
+    hides_keys: bool
+    source: Any
+    parameters: tuple[str, ...]  # names of the tensors of the source
+    inputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, logits: Logits) -> tuple["LogitsForm", dict[str, Tensor]]:
+        """The form, and the tensors by name."""
+        pairs = PairRows(None, {}, {}) if logits.source is None else logits.source
+        tensors = {
+            "bias": logits.bias,
+            "sink": None if logits.sink is None else ops.convert_to_tensor(logits.sink),
+            "wrong": pairs.wrong,
+            **{f"parameter {name}": x for name, x in pairs.parameters.items()},
+            **{f"input {name}": x for name, x in pairs.inputs.items()},
+        }
+        form = cls(
+            logits.soft_cap,
+            logits.hides_keys,
+            pairs.source,
+            tuple(pairs.parameters),
+            tuple(pairs.inputs),
+        )
+        return form, {name: x for name, x in tensors.items() if x is not None}
+
+    def divided(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors for `map_query_blocks`: those with query rows, and all others."""
+        names = {"bias", "sink", "wrong"}
+        names |= {f"parameter {name}" for name in self.parameters}
+        whole = {name: x for name, x in tensors.items() if name in names}
+        whole |= {f"input {name}": tensors[f"input {name}"] for name in self.inputs}
+        if "bias" not in whole:
+            return {}, whole
+        bias = ops.transpose(whole.pop("bias"), (0, 2, 1, 3))  # (B, T, N, S)
+        return ({}, whole | {"bias": bias}) if bias.shape[1] == 1 else ({"bias": bias}, whole)
+
+    def of_block(
+        self, tensors: Mapping[str, Tensor], rows: Int[Tensor, " T"], length: Size
+    ) -> Logits:
+        """The formed logits of one block of query rows, from the tensors of `divided`."""
+        bias = tensors.get("bias")
+        bias = None if bias is None else ops.transpose(bias, (0, 2, 1, 3))
+        source = None
+        if self.source is not None:
+            source = PairRows(
+                self.source,
+                {name: tensors[f"parameter {name}"] for name in self.parameters},
+                {name: tensors[f"input {name}"] for name in self.inputs},
+                tensors.get("wrong"),
+            )
+        logits = Logits(self.soft_cap, bias, tensors.get("sink"), source, self.hides_keys)
+        return logits.formed(length, rows, in_order=True)
+
+
+def zero_rows_without_keys(
+    outputs: Float[Tensor, "B T N D"], visibility: Visibility, logits: Logits, block_size: int
+) -> Float[Tensor, "B T N D"]:
+    """The outputs of a square matrix with exact zeros in rows for which every key is hidden."""
+    if not logits.hides_keys:
+        return visibility.zero_other_rows(outputs, block_size)
+    form, named = LogitsForm.of(logits)
+    length, heads = ops.shape(outputs)[1:3]
+    by_row, whole = visibility.tensors()
+    parts = form.divided(named)
+    by_row, whole = by_row | parts[0], whole | parts[1]
+    whole["columns"] = ops.arange(length, dtype="int32")
+
+    def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        visible = visibility.of_block(tensors, rows, tensors["columns"])
+        seen = ops.any(form.of_block(tensors, rows, length).seen(visible), axis=-1)
+        seen = ops.transpose(seen, (0, 2, 1))  # (B?, T, N?)
+        shape = (ops.shape(outputs)[0], ops.shape(rows)[0], heads)
+        return ops.cast(ops.broadcast_to(seen, shape), "uint8")
+
+    seeing = map_query_blocks(rows_of_block, by_row, whole, length, block_size)
+    return zero_where_masked(outputs, seeing[..., None])
 
 
 class MatrixOperator(Operator):
@@ -127,8 +296,10 @@ class SoftmaxOperator(MatrixOperator):
         if logits is None or logits.is_plain:
             weights = masked_softmax(scores, visible)
         else:
-            weights = masked_softmax(logits.of(scores), logits.with_sink(visible))
-            weights = logits.without_sink(weights)
+            logits = logits.formed(ops.shape(scores)[-1])
+            changed, seen = logits.of(scores, visible)
+            weights = logits.without_sink(masked_softmax(changed, seen))
+            visible = None if seen is None else logits.without_sink(seen)
         self.scores = weights if dtype is None else ops.cast(weights, dtype)
         super().__init__(self.scores if dropout is None else dropout(self.scores), visible)
 
@@ -147,6 +318,7 @@ class WeightedSoftmaxOperator(SoftmaxOperator):
         factors: M, not negative, of a shape that broadcasts to the scores.
         visible: Optional booleans that broadcast to the scores.
         dtype: Dtype of A.
+        logits: What else becomes of the scores before the softmax.
         dropout: Optional function that drops entries of A.
         non_finite: Optional booleans (B, 1 or N, S): tokens that held NaN or infinity. Rows that
             see one, and its own row, become NaN.
@@ -166,6 +338,7 @@ class WeightedSoftmaxOperator(SoftmaxOperator):
         visible: Bool[Tensor, "B? N? T? S?"] | None = None,
         *,
         dtype: str | None = None,
+        logits: Logits | None = None,
         dropout: Callable[[Float[Tensor, "B N T S"]], Float[Tensor, "B N T S"]] | None = None,
         non_finite: Bool[Tensor, "B N? S"] | None = None,
     ) -> None:
@@ -173,7 +346,8 @@ class WeightedSoftmaxOperator(SoftmaxOperator):
         factors = ops.where(seen, factors, ops.cast(1.0, factors.dtype))
         seen = seen if visible is None else ops.logical_and(seen, visible)
         scores = scores + ops.log(ops.cast(factors, scores.dtype))
-        super().__init__(scores, seen, dtype=dtype, dropout=dropout)
+        super().__init__(scores, seen, dtype=dtype, logits=logits, dropout=dropout)
+        seen = self.visible
         self.sees_non_finite = None
         if non_finite is not None:
             near = ops.any(ops.logical_and(seen, non_finite[:, :, None]), axis=-1)

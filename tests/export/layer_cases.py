@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_graphattn import layers, masks
+from keras_graphattn import biases, layers, masks
 from keras_graphattn.filters import Jacobi
 from keras_graphattn.layers.token_layer import TokenLayer
 from tests import reference_topology
@@ -61,6 +61,12 @@ def filtered(length, kind, call=None, **options):
     return Case(kind, length, lambda: dict(options), (), True, call or {})
 
 
+def biased(length, bias, *inputs, **options):
+    """GraphFilterAttention with a bias, on padded series."""
+    make = lambda: {"bias": bias(), **options}  # noqa: E731
+    return Case(layers.GraphFilterAttention, length, make, tuple(inputs), True)
+
+
 GFA, AGF = layers.GraphFilterAttention, layers.AttentiveGraphFilter
 P_LAPLACIAN = layers.PLaplacianAttention
 CAUSAL = {"use_causal_mask": True}
@@ -72,6 +78,14 @@ CASES = {
     "gfa_causal": filtered("open", GFA, CAUSAL),
     "gfa_blockwise": filtered("open", GFA, attention_path="blockwise"),
     "gfa_fused": filtered("open", GFA, attention_path="fused"),
+    "gfa_RelativePositions": biased("open", biases.RelativePositions),
+    "gfa_HopDecay": biased("open but jax", biases.HopDecay, "distances"),
+    "gfa_Sum": biased(
+        "open but jax",
+        lambda: biases.Sum([biases.ShortestPath(), biases.EdgePath(3, 4)]),
+        *("distances", "paths"),
+        attention_path="blockwise",
+    ),
     "p_laplacian": filtered("open", P_LAPLACIAN, p=2.5),
     "p_laplacian_heads": filtered("open", P_LAPLACIAN, p=[1.5, 2.0]),
     "agf": filtered("open", AGF),
@@ -144,6 +158,8 @@ def shapes_of_inputs(length):
         "edges": ((EDGES_PER_EXAMPLE, 2), "int32"),
         "edge_features": ((EDGES_PER_EXAMPLE, 3), "float32"),
         "walks": ((length, WALKS, WALK_LENGTH), "int32"),
+        "distances": ((length, length), "int32"),
+        "paths": ((length, length, 4), "int32"),
     }
 
 
@@ -166,7 +182,8 @@ def _branch(name, inputs):
     case, series = CASES[name], inputs["series"]
     call = dict(case.call)
     if case.inputs:
-        call["mask_inputs"] = {key: inputs[key] for key in case.inputs}
+        takes = "bias_inputs" if "bias" in case.options() else "mask_inputs"
+        call[takes] = {key: inputs[key] for key in case.inputs}
     if issubclass(case.kind, TokenLayer):
         return case.kind(name=name, **case.options())(series, mask=inputs["padding_mask"])
     if case.padded:
@@ -197,6 +214,8 @@ def batch_for(model, batch, length):
         "edges": (edges := _edges(generator, batch, length)),
         "edge_features": edges.sum(axis=-1, keepdims=True) % [2, 3, 5],  # equal where edges are
         "walks": generator.integers(0, length, (batch, length, WALKS, WALK_LENGTH)),
+        "distances": generator.integers(-2, 9, (batch, length, length)),
+        "paths": generator.integers(-1, 3, (batch, length, length, 4)),
     }
     types = {name: dtype for name, (_, dtype) in shapes_of_inputs(length).items()}
     return {name: arrays[name].astype(types[name]) for name in model.input}

@@ -1,8 +1,8 @@
-"""Every public layer and mask: right options, a right call of the layer, and its inputs."""
+"""Every public layer, mask and bias: right options, a right call of the layer, and its inputs."""
 
 import numpy as np
 
-from keras_graphattn import layers, masks
+from keras_graphattn import biases, layers, masks
 
 B, T, N, D, WIDTH = 2, 4, 2, 3, 6
 SIGNAL = np.random.default_rng(0).normal(size=(B, T, N, D)).astype("float32")
@@ -52,6 +52,7 @@ LAYERS = {
         "attention_path": "dense",
         "block_size": 2,
         "num_key_value_heads": 1,
+        "bias": "alibi",
     },
     "GraphKernelAttention": {
         **COMMON,
@@ -139,8 +140,24 @@ MASKS = {
     },
 }
 
-# What the masks without a topology of their own take with each call
+BIASES = {
+    "Alibi": {"slopes": 0.5, "trainable_slopes": True},
+    "EdgePath": {"edge_types": 3, "hops": 2},
+    "HopDecay": {"free_hops": 1.0, "initial_rates": 0.5},
+    "LogMask": {"mask": masks.Causal()},
+    "RelativePositions": {"num_buckets": 8, "max_distance": 20, "bidirectional": True},
+    "ShortestPath": {"max_distance": 4},
+    "Sum": {"biases": [biases.Alibi(), biases.ShortestPath()]},
+    "WalkProbabilities": {"num_steps": 3},
+}
+
+# What the masks and biases without a topology of their own take with each call
 AT_CALL = {
+    "ShortestPath": {"distances": np.ones((B, T, T), "int32")},
+    "EdgePath": {"paths": np.ones((B, T, T, 2), "int32")},
+    "WalkProbabilities": {"walk_probabilities": np.ones((B, T, T, 3), "float32")},
+    "HopDecay": {"distances": np.ones((B, T, T), "int32")},
+    "Sum": {"distances": np.ones((B, T, T), "int32")},
     "Entries": {"entries": np.ones((B, T, T), "float32")},
     "Segments": {"segment_ids": np.zeros((B, T), "int32")},
 }
@@ -169,6 +186,10 @@ def call_of(name):
 
 def layer(name):
     return getattr(layers, name)(**LAYERS[name])
+
+
+def bias(name):
+    return getattr(biases, name)(**BIASES[name])
 
 
 def mask(name):

@@ -170,6 +170,10 @@ CALLS = {  # the layer, what its call gets besides tokens, and the words of the 
     "pairs in chunks": (KERNEL, {"mask": Causal, "path": "chunked"}, PAIRS, "forms the pairs.*Rec"),
     "edges, later tokens": (ALONG_EDGES, IN_LAYER, {"use_causal_mask": True}, "is not causal"),
     "edges, pairs": (ALONG_EDGES, IN_LAYER, PAIRS, r"shape \(B, 1, T\).*Received"),
+    "edges, a bias": (
+        *(ALONG_EDGES, IN_LAYER, {"attention_bias": np.zeros((16, 16), "float32")}),
+        "no matrix of scores.*`attention_bias`.*features",
+    ),
     "edges, none given": (ALONG_EDGES, {}, {}, r"needs the tensors \['edges'\] at each call"),
     "edges, another length": (ALONG_EDGES, {"graph": [[0, 1]]}, {}, "has 2 nodes, one for each"),
     "inputs without a mask": (KERNEL, {}, IDS, "this layer has no mask"),

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from keras_graphattn import layers, masks
+from keras_graphattn import biases, layers, masks
 from keras_graphattn.feature_maps import FEATURE_MAPS, Favor
 from keras_graphattn.filters import FILTERS
 from tests import reference, reference_kernel
 from tests import reference_topology as topology
+from tests.biases import registry
 from tests.filters import reference as filters
 from tests.layers.unseen_cases import CHANNELS, EDGES, FEATURES, LENGTH, PARENTS, PER_EXAMPLE, WALKS
 from tests.numerics import randomise, to_numpy
@@ -80,9 +81,18 @@ def attended(layer, x, weights, call, matrix):
     return project_out(apply_matrix(filtered(layer, matrix, weights), value), weights)
 
 
+def bias_of(layer, x, weights):
+    """The layer's bias in float64, or 0."""
+    if getattr(layer, "bias", None) is None:
+        return 0.0
+    own = {n.removeprefix("bias/"): w for n, w in weights.items() if n.startswith("bias/")}
+    return registry.CASES[BIASES[type(layer.bias)]].matrix(own, x.shape[1])
+
+
 def graph_filter(layer, x, weights, call):
     query, key, _ = projections(x, weights)
-    matrix = attention_matrix(query, key, sees(x, call, layer._sliding_window))
+    seen, bias = sees(x, call, layer._sliding_window), bias_of(layer, x, weights)
+    matrix = attention_matrix(query, key, seen, bias)
     return attended(layer, x, weights, call, matrix), matrix
 
 
@@ -90,7 +100,8 @@ def p_laplacian(layer, x, weights, call):
     query, key, value = projections(x, weights)
     seen, keys = sees(x, call, layer._sliding_window), visible_keys(call)
     options = (layer.exponents, layer.epsilon, seen, layer.diagonal == "drop", keys)
-    matrix = reference.p_laplacian_matrix(query, key, value, *options)
+    bias = bias_of(layer, x, weights)
+    matrix = reference.p_laplacian_matrix(query, key, value, *options, bias)
     return project_out(apply_matrix(matrix, value), weights), matrix
 
 
@@ -98,7 +109,7 @@ def high_frequency(layer, x, weights, call):
     """A' = U + (1 + l) (A - U), U uniform over what each query sees, formed entry by entry."""
     query, key, value = projections(x, weights)
     seen = sees(x, call or {"use_causal_mask": False})
-    matrix = attention_matrix(query, key, seen)
+    matrix = attention_matrix(query, key, seen, bias_of(layer, x, weights))
     uniform = seen / seen.sum(dim=-1, keepdim=True).clamp(min=1)
     scale = weights["high_frequency_scale"][:, None, None]
     scaled = uniform + (1 + scale) * (matrix - uniform)
@@ -162,7 +173,8 @@ def graph_kernel(layer, x, weights, call, matrix):
     if layer.feature_map is not None:
         return kernel(layer, x, weights, call, matrix)
     seen = sees(x, call or {"use_causal_mask": False})
-    attention = torch.exp(scores_of(x, weights)) * matrix(weights, x.shape[1]) * seen
+    scores = scores_of(x, weights) + bias_of(layer, x, weights)
+    attention = torch.exp(scores) * matrix(weights, x.shape[1]) * seen
     total = attention.sum(-1, keepdim=True)
     attention = attention / torch.where(total > 0, total, 1.0)
     return project_out(apply_matrix(attention, project(x, weights, "value")), weights), attention
@@ -302,8 +314,9 @@ def jacobi(name, order=3):
 
 
 def with_a_mask(options):
-    """The options, with the mask made: each layer has one of its own."""
-    return {key: make() if key == "mask" else make for key, make in options.items()}
+    """The options, with the mask or bias made: each layer has one of its own."""
+    objects = ("mask", "bias")
+    return {key: make() if key in objects else make for key, make in options.items()}
 
 
 FORMS: dict[str, Form] = {}
@@ -332,6 +345,16 @@ EXPONENTIAL = partial(masks.Exponential, 2, name="mask")
 
 SEGMENTS = {"mask_inputs": {"segment_ids": PER_EXAMPLE["segment_ids"]}}
 GIVEN_WALKS = {"mask_inputs": {"walks": PER_EXAMPLE["walks"]}}
+ALIBI = partial(biases.Alibi, trainable_slopes=True, name="bias")
+RELATIVE = partial(biases.RelativePositions, name="bias")
+BIASES = {type(case.make()): name for name, case in reversed(registry.CASES.items())}
+
+
+def bias_inputs(name):
+    inputs = registry.inputs_of(registry.CASES[name].make())
+    return {"bias_inputs": inputs} if inputs else {}
+
+
 KINDS_OF_GKAT = {
     "dot product": {},
     "additive": {"score": "additive"},
@@ -366,7 +389,30 @@ family(
         "blockwise, drop, groups": {**BLOCKS, **DROP, **GROUPS},
     },
 )
-family("high frequencies", HIGH, high_frequency, {"default": {}})
+family("high frequencies", HIGH, high_frequency, {"default": {}, "bias": {"bias": ALIBI}})
+# a bias of positions on each path, and one of each kind that takes inputs
+for _name, _kind, _twin, _paths in (
+    ("graph filter", GFA, graph_filter, (BLOCKS, FUSED)),
+    ("p-Laplacian", P_LAPLACIAN, p_laplacian, (BLOCKS,)),
+):
+    family(
+        f"{_name}, bias",
+        _kind,
+        _twin,
+        {str(path.get("attention_path")): {**path, "bias": RELATIVE} for path in ({}, *_paths)},
+    )
+    for _bias in ("EdgePath", "HopDecay", "LogMask", "ShortestPath", "Sum", "WalkProbabilities"):
+        family(
+            f"{_name}, {_bias}",
+            _kind,
+            _twin,
+            {
+                str(len(path)): {**path, "bias": partial(registry.CASES[_bias].make, name="bias")}
+                for path in ({}, BLOCKS)
+            },
+            call=bias_inputs(_bias),
+            is_bound=True,
+        )
 family("AGF", AGF, singular, {n: {"filter": jacobi(n, 4)} for n in POLYNOMIALS}, masks="tokens")
 for _causal in (False, True):
     family(
@@ -428,7 +474,13 @@ family(
     {"default": {"mask": HEAT}, "in chunks": {"mask": HEAT, "feature_chunk": 3}},
     **BOUND,
 )
-family("GKAT, tree", GKAT, partial(graph_kernel, matrix=of_tree), {"": {"mask": TREE}}, **BOUND)
+family(
+    "GKAT, tree",
+    GKAT,
+    partial(graph_kernel, matrix=of_tree),
+    {"": {"mask": TREE}, "bias": {"mask": TREE, "bias": ALIBI}},
+    **BOUND,
+)
 for _name, _mask, _call in (("GKAT", FIXED, {}), ("GKAT per example", GIVEN, GIVEN_WALKS)):
     _forms = {name: {"mask": _mask, **one} for name, one in KINDS_OF_GKAT.items()}
     family(_name, GKAT, partial(graph_kernel, matrix=of_walks), _forms, call=_call, **BOUND)

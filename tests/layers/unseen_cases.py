@@ -15,6 +15,7 @@ from keras_graphattn import layers, masks
 from keras_graphattn.filters import Jacobi
 from keras_graphattn.graphs import Graph
 from keras_graphattn.layers.token_layer import TokenLayer
+from tests.biases import registry
 
 BATCH, LENGTH, CHANNELS, HEADS, SIZE = 2, 16, 6, 2, 4
 SPLIT = 10  # tokens from here on are padding, the future, another segment or component
@@ -52,6 +53,7 @@ PER_EXAMPLE = {
     "edge_weights": np.repeat(WEIGHTS[None], BATCH, axis=0).astype("float32"),
     "edge_features": np.repeat(FEATURES[None], BATCH, axis=0),
     "walks": np.repeat(WALKS[None], BATCH, axis=0),
+    **registry.INPUTS,
 }
 APART = {"segment_ids": "segment", "entries": "entries"}  # other inputs are topologies
 
@@ -160,6 +162,21 @@ for _name, (_make, _components) in MASKS.items():
     )
 
 
+BIASES = {name: case.make for name, case in registry.CASES.items() if "," not in name}
+for _name, _make in BIASES.items():
+    CASES[f"graph filter, {_name}"] = Case(lambda make=_make: GFA(HEADS, SIZE, bias=make()))
+for _form, _kind, _options in (
+    ("graph filter, blockwise", GFA, {"attention_path": "blockwise", "block_size": 5}),
+    ("graph filter, fused", GFA, {"attention_path": "fused"}),
+    ("p-Laplacian, dense", P_LAPLACIAN, {"attention_path": "dense"}),
+    ("p-Laplacian, blockwise", P_LAPLACIAN, {"block_size": 5}),
+    ("high frequencies", layers.ScaledHighFrequencyAttention, {}),
+):
+    CASES[f"{_form}, HopDecay"] = Case(
+        lambda kind=_kind, options=_options: kind(HEADS, SIZE, bias=BIASES["HopDecay"](), **options)
+    )
+
+
 for _name in ("RandomWalk", "RandomWalk per example"):
     _make, _components = MASKS[_name]
     CASES[f"GKAT, dynamic walks, {_name}"] = Case(
@@ -235,6 +252,9 @@ def scene(name: str, kind: str, layer: Any) -> Scene:
     inputs = getattr(mask, "inputs_at_call", ())
     if inputs:
         call["mask_inputs"] = {given: PER_EXAMPLE[given] for given in inputs}
+    bias = getattr(layer, "bias", None)
+    if bias is not None and bias.inputs_at_call:
+        call["bias_inputs"] = registry.inputs_of(bias)
     late = np.repeat((np.arange(LENGTH) >= SPLIT)[None], BATCH, axis=0)
     if kind == "example":
         other = np.repeat(np.array([[False], [True]]), LENGTH, axis=1)

@@ -131,7 +131,7 @@ class Tree(TopologyMask):
         self.initial_rate = finite("initial_rate", initial_rate)
         self.initial_offset = finite("initial_offset", initial_offset)
         self.max_depth: int | None = optional(whole(0))("max_depth", max_depth, {})
-        self._most_ancestors = self.max_depth
+        self._limit = self.max_depth
         self._forest: Forest | None = None
         if forest is not None:
             self._forest = self._read(forest, edge_weights, num_nodes)

@@ -1,0 +1,37 @@
+"""Biases: numbers that softmax attention adds to its scores, for each pair of positions and head.
+
+A layer takes a bias as an object, `bias=RelativePositions()`. A bias that needs no argument can be
+given by its name, `bias="alibi"`. A matrix that exists already comes with the call, as
+`attention_bias`.
+
+A new bias is one class in this folder and one line in `BIASES`.
+"""
+
+from keras_graphattn.biases.bias import BIASES, Bias, Sum
+from keras_graphattn.biases.bias import get as get
+from keras_graphattn.biases.graphs import EdgePath, HopDecay, ShortestPath, WalkProbabilities
+from keras_graphattn.biases.log_mask import LogMask
+from keras_graphattn.biases.positions import Alibi, RelativePositions
+
+BIASES |= {
+    "alibi": Alibi,
+    "edge_path": EdgePath,
+    "hop_decay": HopDecay,
+    "log_mask": LogMask,
+    "relative_positions": RelativePositions,
+    "shortest_path": ShortestPath,
+    "sum": Sum,
+    "walk_probabilities": WalkProbabilities,
+}
+
+__all__ = [
+    "Alibi",
+    "Bias",
+    "EdgePath",
+    "HopDecay",
+    "LogMask",
+    "RelativePositions",
+    "ShortestPath",
+    "Sum",
+    "WalkProbabilities",
+]
