@@ -235,8 +235,8 @@ class EdgeAttention(AttentionLayer):
         for name, given in (("attention_bias", attention_bias), ("bias_inputs", bias_inputs)):
             if given is not None:
                 raise ValueError(
-                    f"EdgeAttention forms no matrix of scores to add a bias to. Received: `{name}`. "
-                    "Give edges features instead."
+                    "EdgeAttention forms no matrix of scores to add a bias to. Received: "
+                    f"`{name}`. Give edges features instead."
                 )
 
     def _inputs(self, tokens: Tokens, inputs: Tensors) -> tuple[Tensors, Flags]:
