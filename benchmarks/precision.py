@@ -15,6 +15,7 @@ from keras_graphattn import masks
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     DifferentialAttention,
+    EdgeAttention,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
@@ -71,6 +72,9 @@ CASES = {
     "kernel, tree": kernel(lambda n: masks.Tree(parents(n))),
     "kernel, diffusion": kernel(lambda n: masks.GraphDiffusion(ring(n))),
     "kernel, random walk": kernel(lambda n: masks.RandomWalk(ring(n), seed=0)),
+    "edges": lambda length, dtype: EdgeAttention(
+        HEADS, HEAD, graph=ring(length), expander_degree=4, seed=0, dtype=dtype
+    ),
     "graph kernel": lambda length, dtype: GraphKernelAttention(
         HEADS, HEAD, mask=masks.RandomWalk(ring(length), seed=0), dtype=dtype
     ),

@@ -132,6 +132,11 @@ def layer_matrices(name: str) -> dict[str, np.ndarray]:
         unmasked = _applied(kernel(**one, feature_map="squared_relu"), tokens)
         masked = _applied(kernel(**one, feature_map="squared_relu", mask=mask), tokens)
         return {"no mask": unmasked, "under an exponential mask": masked}
+    if name == "EdgeAttention":
+        options = {**one, "graph": EDGES, "num_nodes": LENGTH, "seed": 1}
+        edges = _applied(layers.EdgeAttention(**options), tokens)
+        expander = _applied(layers.EdgeAttention(**options, expander_degree=4), tokens)
+        return {"A, along a graph's edges": edges, "with an expander of degree 4": expander}
     if name == "GraphKernelAttention":
         mask = masks.RandomWalk(EDGES, num_nodes=LENGTH, exact=True)
         masked = _applied(layers.GraphKernelAttention(**one, mask=mask), tokens)

@@ -6,6 +6,7 @@ each other.
 
 from keras_graphattn.operators.blockwise import BlockwiseOperator
 from keras_graphattn.operators.differential import DifferentialOperator
+from keras_graphattn.operators.edges import EdgeOperator, VirtualNodes
 from keras_graphattn.operators.fused import FusedOperator
 from keras_graphattn.operators.kernel import KernelOperator
 from keras_graphattn.operators.operator import Operator, Visibility
@@ -21,6 +22,7 @@ from keras_graphattn.operators.softmax import (
 __all__ = [
     "BlockwiseOperator",
     "DifferentialOperator",
+    "EdgeOperator",
     "FusedOperator",
     "KernelOperator",
     "Logits",
@@ -30,6 +32,7 @@ __all__ = [
     "PLaplacianOperator",
     "SingularOperator",
     "SoftmaxOperator",
+    "VirtualNodes",
     "Visibility",
     "WeightedSoftmaxOperator",
 ]

@@ -51,6 +51,11 @@ def gkat(*arguments, **options):
     return kernel(*arguments, **options)._replace(kind=layers.GraphKernelAttention, padded=True)
 
 
+def along_edges(length, *inputs, **options):
+    """EdgeAttention on padded series."""
+    return Case(layers.EdgeAttention, length, lambda: dict(options), inputs, True)
+
+
 def filtered(length, kind, call=None, **options):
     """A layer without a mask object, on padded series."""
     return Case(kind, length, lambda: dict(options), (), True, call or {})
@@ -130,6 +135,10 @@ CASES = {
     "kernel_random_features": kernel(
         "bound", lambda: masks.GraphRandomFeatures(EDGES, num_nodes=LENGTH)
     ),
+    "edges": along_edges("bound", graph=EDGES, num_nodes=LENGTH, num_virtual_nodes=1),
+    "edges_per_example": along_edges(
+        "open", "edges", "edge_features", edge_dim=3, expander_degree=4, filter="first_order"
+    ),
     "gkat": gkat("bound", lambda: masks.RandomWalk(EDGES, num_nodes=LENGTH)),
     "gkat_walks_per_example": gkat("open", masks.RandomWalk, "walks"),
     "gkat_factored": gkat("open", masks.RandomWalk, "walks", feature_map="favor"),
@@ -152,6 +161,7 @@ def shapes_of_inputs(length):
         "entries": ((length, length), "float32"),
         "parents": ((length,), "int32"),
         "edges": ((EDGES_PER_EXAMPLE, 2), "int32"),
+        "edge_features": ((EDGES_PER_EXAMPLE, 3), "float32"),
         "walks": ((length, WALKS, WALK_LENGTH), "int32"),
         "distances": ((length, length), "int32"),
         "paths": ((length, length, 4), "int32"),
@@ -206,7 +216,8 @@ def batch_for(model, batch, length):
         "segment_ids": np.sort(generator.integers(-1, 3, (batch, length)), axis=1),
         "entries": generator.uniform(0.0, 1.0, (batch, length, length)),
         "parents": np.array(parents),
-        "edges": _edges(generator, batch, length),
+        "edges": (edges := _edges(generator, batch, length)),
+        "edge_features": edges.sum(axis=-1, keepdims=True) % [2, 3, 5],  # equal where edges are
         "walks": generator.integers(0, length, (batch, length, WALKS, WALK_LENGTH)),
         "distances": generator.integers(-2, 9, (batch, length, length)),
         "paths": generator.integers(-1, 3, (batch, length, length, 4)),

@@ -67,6 +67,8 @@ LAYERS = {
     "`MaskedKernelAttention`, with a filter": Row(
         CASES["kernel, no mask, filter"].make, "kernel_filtered"
     ),
+    "`EdgeAttention`": Row(CASES["edges, in the layer"].make, "edges"),
+    "`EdgeAttention`, per example": Row(CASES["edges, per example"].make, "edges_per_example"),
     "`GraphKernelAttention`": Row(CASES["GKAT, RandomWalk"].make, "gkat"),
     "`GraphKernelAttention`, factored": Row(
         CASES["GKAT, factored, RandomWalk per example"].make, "gkat_factored"

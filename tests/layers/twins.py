@@ -19,7 +19,7 @@ from tests import reference, reference_kernel
 from tests import reference_topology as topology
 from tests.biases import registry
 from tests.filters import reference as filters
-from tests.layers.unseen_cases import CHANNELS, EDGES, LENGTH, PARENTS, PER_EXAMPLE, WALKS
+from tests.layers.unseen_cases import CHANNELS, EDGES, FEATURES, LENGTH, PARENTS, PER_EXAMPLE, WALKS
 from tests.numerics import randomise, to_numpy
 from tests.random_masks import joined_mask, visible_keys
 from tests.reference import apply_matrix, attention_matrix, project, project_out, projections
@@ -29,6 +29,7 @@ GFA, P_LAPLACIAN = layers.GraphFilterAttention, layers.PLaplacianAttention
 AGF, HIGH = layers.AttentiveGraphFilter, layers.ScaledHighFrequencyAttention
 DIFFERENTIAL = layers.DifferentialAttention
 KERNEL, GKAT = layers.MaskedKernelAttention, layers.GraphKernelAttention
+ALONG_EDGES = layers.EdgeAttention
 
 
 class Form(NamedTuple):
@@ -225,6 +226,66 @@ def dynamic_walks(layer, x, weights, call, edges):
     attention = torch.exp(scores) * torch.stack(each) * seen
     attention = attention / attention.sum(-1, keepdim=True).clamp(min=1e-300)
     return project_out(apply_matrix(attention, project(x, weights, "value")), weights), attention
+
+
+def random_cycles(layer, nodes):
+    """The edges (source, target) of a layer's expander through the nodes, with Python integers."""
+
+    def wrapped(x):  # to the integers of int32
+        return (x + 2**31) % 2**32 - 2**31
+
+    def key(node, factor, start, step):
+        x = wrapped(node * (factor | 1) + start)
+        x = wrapped(x * (2 * x + 1) + step)
+        return wrapped(x * (2 * x + 1)) // 2
+
+    count, edges = layer.expander_degree // 2, []
+    for numbers in np.random.default_rng(layer.seed).integers(0, 2**31 - 1, (count, 3)):
+        order = sorted(nodes, key=lambda node, n=numbers: key(node, *map(int, n)))
+        edges += zip(order, order[1:] + order[:1], strict=True)
+    edges += [edge[::-1] for edge in edges]
+    return [edge for edge in edges if edge[0] != edge[1]]
+
+
+def along_edges(layer, x, weights, call):
+    """Exponentials of all edges, one by one, in a matrix; then those of virtual nodes."""
+    query, key, _ = projections(x, weights)
+    batch, length = x.shape[:2]
+    keys = visible_keys(call)
+    keys = np.ones((batch, length), bool) if keys is None else keys
+    queries, matrices = call.get("query_mask", np.ones((batch, length), bool)), []
+    for b in range(batch):
+        edges = [*EDGES.tolist(), *EDGES[:, ::-1].tolist()]
+        factors = np.zeros((len(edges), layer.num_edge_features))
+        if layer.num_edge_features:
+            factors[:, :3] = np.tile(FEATURES, (2, 1))
+        further = [[(t, t) for t in range(length)]] if layer.self_loops else []
+        if layer.expander_degree:
+            further.append(random_cycles(layer, np.flatnonzero(keys[b]).tolist()))
+        for place, kind in enumerate(further):
+            marks = np.zeros((len(kind), layer.num_edge_features))
+            if layer.num_edge_features:
+                marks[:, 3 + place] = 1.0
+            edges, factors = edges + kind, np.concatenate([factors, marks])
+        edges = np.array(edges)
+        products = query[b, edges[:, 1]] * key[b, edges[:, 0]] / SIZE**0.5  # (E, N, H)
+        if layer.num_edge_features:
+            products = products * (1 + project(torch.tensor(factors)[None], weights, "edge")[0])
+        seen = queries[b, edges[:, 1]] & keys[b, edges[:, 0]]
+        sizes = torch.exp(products.sum(-1)) * torch.tensor(seen)[:, None]
+        ends = torch.eye(length, dtype=x.dtype)[edges]  # (E, 2, T)
+        matrix = torch.einsum("en,et,es->nts", sizes, ends[:, 1], ends[:, 0])
+        total = matrix.sum(-1, keepdim=True)
+        if layer.num_virtual_nodes:
+            sees_keys = torch.tensor(queries[b] & keys[b].any())[:, None]
+            from_virtual, to_virtual = weights["virtual/key"], weights["virtual/query"]
+            out = torch.exp(torch.einsum("tnh,vnh->ntv", query[b], from_virtual) / SIZE**0.5)
+            into = torch.einsum("vnh,snh->nvs", to_virtual, key[b]) / SIZE**0.5
+            total = total + out.sum(-1, keepdim=True)
+            matrix = matrix + sees_keys * out @ reference.softmax(into, torch.tensor(keys[b]))
+        matrices.append(matrix / total.clamp(min=1e-300))
+    matrix = torch.stack(matrices)
+    return attended(layer, x, weights, call, matrix), matrix
 
 
 def of_walks(weights, length):
@@ -521,3 +582,31 @@ for _name, _mask, _call, _edges in (
         masks="padding",
         **BOUND,
     )
+EDGES_OF_CALL = {name: PER_EXAMPLE[name] for name in ("edges", "edge_features")}
+IN_LAYER = {"graph": EDGES, "num_nodes": LENGTH}
+WITH_FEATURES = {**IN_LAYER, "edge_features": FEATURES}
+BEYOND = {"expander_degree": 4, "num_virtual_nodes": 2, "seed": 5}
+family(
+    "edges",
+    ALONG_EDGES,
+    along_edges,
+    {
+        "default": IN_LAYER,
+        "without loops": {**IN_LAYER, "self_loops": False},
+        "features": WITH_FEATURES,
+        "expander": {**IN_LAYER, "expander_degree": 2, "seed": 3},
+        "virtual nodes, Chebyshev": {**IN_LAYER, "num_virtual_nodes": 3, "filter": "chebyshev"},
+        "all, first order": {**WITH_FEATURES, **BEYOND, "filter": "first_order"},
+    },
+    masks="tokens",
+    **BOUND,
+)
+family(
+    "edges per example",
+    ALONG_EDGES,
+    along_edges,
+    {"all, Chebyshev": {**BEYOND, "edge_dim": 3, "filter": "chebyshev"}},
+    call={"mask_inputs": EDGES_OF_CALL},
+    masks="tokens",
+    **BOUND,
+)

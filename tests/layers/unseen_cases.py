@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_graphattn import layers, masks
 from keras_graphattn.filters import Jacobi
+from keras_graphattn.graphs import Graph
 from keras_graphattn.layers.token_layer import TokenLayer
 from tests.biases import registry
 
@@ -22,6 +23,7 @@ SPLIT = 10  # tokens from here on are padding, the future, another segment or co
 PARENTS = np.array([-1, 0, 0, 1, 1, 2, 3, 5, 7, 8, -1, 10, 10, 11, 13, -1])
 EDGES = np.array([[p, i] for i, p in enumerate(PARENTS) if p >= 0] + [[2, 4], [0, 9], [12, 14]])
 WEIGHTS = np.linspace(0.5, 1.5, len(EDGES))
+FEATURES = np.random.default_rng(4).standard_normal((len(EDGES), 3)).astype("float32")
 
 
 def _walks():
@@ -49,6 +51,7 @@ PER_EXAMPLE = {
     "parents": np.repeat(PARENTS[None], BATCH, axis=0).astype("int32"),
     "edges": np.repeat(EDGES[None], BATCH, axis=0).astype("int32"),
     "edge_weights": np.repeat(WEIGHTS[None], BATCH, axis=0).astype("float32"),
+    "edge_features": np.repeat(FEATURES[None], BATCH, axis=0),
     "walks": np.repeat(WALKS[None], BATCH, axis=0),
     **registry.INPUTS,
 }
@@ -197,10 +200,34 @@ for _name in ("RandomWalk", "RandomWalk per example", "GraphDiffusion", "Segment
             lambda make=_make, options=_options: GKAT(HEADS, SIZE, mask=make(), **options),
             components=_components,
         )
+EDGES_ONLY = {
+    "in the layer": {"graph": EDGES, "num_nodes": LENGTH},
+    "features, filter": {
+        "graph": Graph(EDGES, edge_features=FEATURES, num_nodes=LENGTH),
+        "filter": "chebyshev",
+    },
+    "per example": {"filter": "first_order"},
+    "per example, features": {"edge_dim": 3, "self_loops": False},
+    "expander": {"expander_degree": 4, "filter": "first_order", "seed": 0},
+    "virtual nodes": {"num_virtual_nodes": 2, "filter": "chebyshev"},
+}
+for _name, _options in EDGES_ONLY.items():
+    CASES[f"edges, {_name}"] = Case(
+        lambda options=_options: layers.EdgeAttention(HEADS, SIZE, **options),
+        pairwise=False,
+        causal=False,
+        components="graph" in _options,
+    )
 
 
 def mask_of(layer: Any) -> Any:
-    return getattr(layer, "mask", None)
+    """What takes inputs at each call: the layer's mask, or the layer itself."""
+    return layer if hasattr(layer, "inputs_at_call") else getattr(layer, "mask", None)
+
+
+def inputs_of(mask: Any) -> tuple[str, ...]:
+    """The names of the tensors that a call gives to the mask or layer."""
+    return getattr(mask, "given_inputs", getattr(mask, "inputs_at_call", ()))
 
 
 def kinds_of(name: str) -> list[str]:
@@ -216,7 +243,8 @@ def kinds_of(name: str) -> list[str]:
         kinds.append("pairs")
     if getattr(layer, "sliding_window", None):
         kinds.append("window")
-    for given in getattr(mask, "given_inputs", ()):
+    joins = any(getattr(layer, name, 0) for name in ("expander_degree", "num_virtual_nodes"))
+    for given in () if joins else inputs_of(mask):
         kinds.append(APART.get(given, "component"))
     if case.components:
         kinds.append("component")
@@ -233,7 +261,7 @@ def scene(name: str, kind: str, layer: Any) -> Scene:
     """The call of a case, which tokens are unseen in it, and the rows that may not see them."""
     mask = mask_of(layer)
     call: dict[str, Any] = {}
-    inputs = getattr(mask, "given_inputs", ())
+    inputs = inputs_of(mask)
     if inputs:
         call["mask_inputs"] = {given: PER_EXAMPLE[given] for given in inputs}
     bias = getattr(layer, "bias", None)
