@@ -14,6 +14,7 @@ from keras import ops
 from keras_graphattn import masks
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
+    GatedDeltaRule,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
@@ -57,6 +58,7 @@ CASES = {
     "scaled high frequencies": layer_of(ScaledHighFrequencyAttention),
     "AGF": layer_of(AttentiveGraphFilter, order=4, orthogonality_weight=0.01),
     "AGF, causal": layer_of(AttentiveGraphFilter, order=4, causal=True),
+    "delta rule": layer_of(GatedDeltaRule),
     "kernel, ReLU": kernel(),
     "kernel, FAVOR+": kernel(feature_map="favor", seed=0),
     "kernel, graph filter": kernel(filter="first_order"),

@@ -20,6 +20,7 @@ from keras_graphattn.hub import convert, inspect, revert
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     ContraNorm,
+    GatedDeltaRule,
     GraphFilterAttention,
     GraphKernelAttention,
     GraphMaxPooling,
@@ -34,6 +35,7 @@ from keras_graphattn.version import __version__
 __all__ = [
     "AttentiveGraphFilter",
     "ContraNorm",
+    "GatedDeltaRule",
     "GraphFilterAttention",
     "GraphKernelAttention",
     "GraphMaxPooling",

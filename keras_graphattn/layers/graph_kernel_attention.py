@@ -7,8 +7,8 @@ from keras import ops
 
 from keras_graphattn import feature_maps, masks
 from keras_graphattn.checks import flag, one_of, optional, whole
-from keras_graphattn.layers.base import Call, Shape, Tokens, refuse_options
-from keras_graphattn.layers.kernel_base import KernelLayer, is_key_mask
+from keras_graphattn.layers.base import Call, Shape, Tokens, is_key_mask, refuse_options
+from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.masks.graphs.walks import RandomWalk, kernel_of_steps
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.numerics.precision import at_least_float32, masked_softmax

@@ -5,6 +5,7 @@ each other.
 """
 
 from keras_graphattn.operators.blockwise import BlockwiseOperator
+from keras_graphattn.operators.delta_rule import DeltaRuleOperator
 from keras_graphattn.operators.fused import FusedOperator
 from keras_graphattn.operators.kernel import KernelOperator
 from keras_graphattn.operators.operator import Operator, Visibility
@@ -19,6 +20,7 @@ from keras_graphattn.operators.softmax import (
 
 __all__ = [
     "BlockwiseOperator",
+    "DeltaRuleOperator",
     "FusedOperator",
     "KernelOperator",
     "Logits",

@@ -34,6 +34,7 @@ LAYERS = {
         "orthogonality_scaling": "mean",
     },
     "ContraNorm": {"scale": 0.5},
+    "GatedDeltaRule": {**COMMON, **FILTER, "convolution": 2},
     "GraphFilterAttention": {
         **COMMON,
         **FILTER,

@@ -57,6 +57,7 @@ class Case(NamedTuple):
     make: Callable[[], Any]
     pairwise: bool = True  # takes an attention mask for each pair of positions
     causal: bool = True  # can be called with use_causal_mask=True
+    segments: bool = False  # takes `segment_ids` without a mask
     components: bool = False  # its mask, of the constructor, has the two components
 
 
@@ -86,6 +87,12 @@ CASES: dict[str, Case] = {
     "AGF, causal": Case(lambda: AGF(HEADS, SIZE, causal=True), pairwise=False),
     "AGF, learned constant": Case(
         lambda: AGF(HEADS, SIZE, learned_constant=True), pairwise=False, causal=False
+    ),
+    "delta rule": Case(lambda: layers.GatedDeltaRule(HEADS, SIZE), pairwise=False),
+    "delta rule, packed, filter": Case(
+        lambda: layers.GatedDeltaRule(HEADS, SIZE, filter="first_order"),
+        pairwise=False,
+        segments=True,
     ),
     "ContraNorm": Case(lambda: layers.ContraNorm(0.3), pairwise=False, causal=False),
     **{
@@ -192,11 +199,18 @@ def kinds_of(name: str) -> list[str]:
         kinds.append("pairs")
     if getattr(layer, "sliding_window", None):
         kinds.append("window")
-    for given in getattr(mask, "inputs_at_call", ()):
+    for given in inputs_of(name, mask):
         kinds.append(APART.get(given, "component"))
     if case.components:
         kinds.append("component")
     return list(dict.fromkeys(kinds))
+
+
+def inputs_of(name: str, mask: Any) -> tuple[str, ...]:
+    """The tensors that come with each call of a case."""
+    if name in CASES and CASES[name].segments:
+        return ("segment_ids",)
+    return getattr(mask, "inputs_at_call", ())
 
 
 class Scene(NamedTuple):
@@ -209,7 +223,7 @@ def scene(name: str, kind: str, layer: Any) -> Scene:
     """The call of a case, which tokens are unseen in it, and the rows that may not see them."""
     mask = mask_of(layer)
     call: dict[str, Any] = {}
-    inputs = getattr(mask, "inputs_at_call", ())
+    inputs = inputs_of(name, mask)
     if inputs:
         call["mask_inputs"] = {given: PER_EXAMPLE[given] for given in inputs}
     late = np.repeat((np.arange(LENGTH) >= SPLIT)[None], BATCH, axis=0)
