@@ -37,7 +37,9 @@ class Neighbours(NamedTuple):
         behind = (1 - visible) * ops.cast(size_tensor(length, "float32"), "int32")
         order = ops.argsort(ops.arange(length, dtype="int32")[None] + behind, axis=1)
         places = ops.cumsum(visible, axis=1)
-        return cls(runs, ops.cast(order, "int32"), ops.maximum(places - 1, 0), places[:, -1])
+        return cls(
+            runs, ops.cast(order, "int32"), ops.maximum(places - 1, 0), ops.sum(visible, axis=1)
+        )
 
 
 class ShortConvolution(keras.layers.Layer):  # type: ignore[misc]
@@ -115,4 +117,4 @@ def _taken(x: Tensor, indices: Int[Tensor, "B t"]) -> Tensor:
     """The tokens (B, t, ...) of `x`, (B, T, ...), with these indices within each example."""
     batch, length, *others = ops.shape(x)
     first = ops.arange(batch, dtype="int32")[:, None] * length
-    return take(ops.reshape(x, (-1, *others)), first + indices, axis=0)
+    return take(ops.reshape(x, (batch * length, *others)), first + indices, axis=0)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from keras import ops
 
-from keras_graphattn.numerics.blocks import cut_into_chunks, first_of
+from keras_graphattn.numerics.blocks import cut_into_blocks, join_blocks, number_of_blocks
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
 from keras_graphattn.numerics.matrix_recurrence import matrix_recurrence
 from keras_graphattn.numerics.precision import (
@@ -36,19 +36,19 @@ from keras_graphattn.numerics.precision import (
 from keras_graphattn.operators.operator import Operator
 from keras_graphattn.types import Bool, Float, Tensor
 
-CHUNK = 64  # tokens in a chunk
+CHUNK = 32  # tokens in a chunk
 FORGETS = -1e30  # the logarithm of a decay of 0; sums of it over a chunk are finite
 
 Tensors = tuple[Tensor, ...]
 
 
 class Factors(NamedTuple):
-    """O = inside V + of_state S and S' = update V + carried S, for each chunk."""
+    """O = inside V + of_state S and S' = update V + carried S, for all G = C B N chunks of heads."""
 
-    inside: Float[Tensor, "B N C c c"]
-    of_state: Float[Tensor, "B N C c H"]
-    update: Float[Tensor, "B N C H c"]
-    carried: Float[Tensor, "B N C H H"]
+    inside: Float[Tensor, "G c c"]
+    of_state: Float[Tensor, "G c H"]
+    update: Float[Tensor, "G H c"]
+    carried: Float[Tensor, "G H H"]
 
 
 class DeltaRuleOperator(Operator):
@@ -96,43 +96,59 @@ class DeltaRuleOperator(Operator):
         if self.factors is None:
             self.factors = self._factors()
         inside, of_state, update, carried = self.factors
-        (batch, length, heads, width), dtype = ops.shape(x), x.dtype
-        values = self._cut(x, inside.shape[-1])  # (B, N, C, c, D)
+        batch, length, heads, width = ops.shape(x)
+        values = self._cut(x, inside.shape[-1])  # (G, c, D)
         outputs = matmul(inside, values)
-        if self.state is not None or values.shape[2] != 1:
-            states = matrix_recurrence(carried, matmul(update, values), self._start(x))
-            outputs = outputs + matmul(of_state, states[:, :, :-1])
-            self.following.append(states[:, :, -1])
-        outputs = first_of(ops.reshape(outputs, (batch, heads, -1, width)), length, axis=2)
-        return ops.cast(ops.transpose(outputs, (0, 2, 1, 3)), dtype)
+        size = inside.shape[-1]
+        count = number_of_blocks(length, size)
+        if self.state is not None or not (isinstance(count, int) and count == 1):
 
-    def _start(self, x: Float[Tensor, "B T N D"]) -> Float[Tensor, "B N H D"]:
+            def by_chunk(x: Float[Tensor, "G ..."]) -> Float[Tensor, "C _ ..."]:
+                return ops.reshape(x, (count, batch * heads, *ops.shape(x)[1:]))
+
+            states, last = matrix_recurrence(
+                by_chunk(carried), by_chunk(matmul(update, values)), self._start(x)
+            )
+            states = ops.reshape(states, (count * batch * heads, *ops.shape(states)[2:]))
+            outputs = outputs + matmul(of_state, states)
+            self.following.append(ops.reshape(last, (batch, heads, *ops.shape(last)[1:])))
+        outputs = ops.reshape(outputs, (count, batch, heads, size, width))
+        outputs = join_blocks(ops.transpose(outputs, (0, 1, 3, 2, 4)), length)
+        return ops.cast(outputs, x.dtype)
+
+    def _start(self, x: Float[Tensor, "B T N D"]) -> Float[Tensor, "_ H D"]:
         """The part of the state that belongs to this call."""
         batch, _, heads, width = ops.shape(x)
+        shape = (batch * heads, self.key.shape[-1], width)
         dtype = at_least_float32(self.key[:, :0]).dtype
         if self.state is None:
-            return ops.zeros((batch, heads, self.key.shape[-1], width), dtype)
+            return ops.zeros(shape, dtype)
         first = len(self.following) * width
-        return ops.cast(self.state[..., first : first + width], dtype)
+        return ops.reshape(ops.cast(self.state[..., first : first + width], dtype), shape)
 
-    def _cut(self, x: Float[Tensor, "B T N F"], size: int) -> Float[Tensor, "B N C c F"]:
-        return cut_into_chunks(ops.transpose(at_least_float32(x), (0, 2, 1, 3)), size)
+    def _cut(self, x: Float[Tensor, "B T N F"], size: int) -> Float[Tensor, "G c F"]:
+        """Chunks: all examples and heads of the first, then of the second, and so on."""
+        blocks = cut_into_blocks(at_least_float32(x), size)  # (C, B, c, N, F)
+        count, batch, _, heads, width = ops.shape(blocks)
+        blocks = ops.transpose(blocks, (0, 1, 3, 2, 4))
+        return ops.reshape(blocks, (count * batch * heads, size, width))
 
     def _factors(self) -> Factors:
         length = self.key.shape[1]
-        size = max(1, min(CHUNK, length)) if isinstance(length, int) else CHUNK
+        size = min(CHUNK, length) if isinstance(length, int) else CHUNK
+        size = 1 << max(0, size - 1).bit_length()  # a power of two
         query, key = (self._cut(x, size) for x in (self.query, self.key))
         log_decay, strength = (
             self._cut(x[..., None], size) for x in (self.log_decay, self.strength)
         )
         turned = ops.swapaxes(key, -1, -2)
-        decay = decays(log_decay[..., 0])  # E, (B, N, C, c, c)
-        before = ops.exp(log_decay[..., :1, :]) * decay[..., :1]  # e, (B, N, C, c, 1)
+        decay = decays(log_decay[..., 0])  # E, (G, c, c)
+        before = ops.exp(log_decay[..., :1, :]) * decay[..., :1]  # e, (G, c, 1)
         inverse = unit_lower_inverse(strength * decay * matmul(key, turned))
         weights = inverse * ops.swapaxes(strength, -1, -2)  # T diag(b)
         of_state = matmul(weights, before * key)
         scores = decay * matmul(query, turned)  # M
-        to_end = turned * decay[..., -1:, :]  # K'^T, (B, N, C, H, c)
+        to_end = turned * decay[..., -1:, :]  # K'^T, (G, H, c)
         carried = before[..., -1:, :] * ops.eye(key.shape[-1], dtype=key.dtype)
         return Factors(
             matmul(scores, weights),
@@ -171,35 +187,37 @@ def decays(log_decay: Float[Tensor, "... c"]) -> Float[Tensor, "... c c"]:
     return zero_where_masked(ops.exp(sums), lower)
 
 
-def unit_lower_inverse(x: Float[Tensor, "... c c"]) -> Float[Tensor, "... c c"]:
-    """(I + L)^-1, where L is `x` below its diagonal.
+def unit_lower_inverse(x: Float[Tensor, "G c c"]) -> Float[Tensor, "G c c"]:
+    """(I + L)^-1, where L is `x` below its diagonal and c a power of two.
 
-    Blocks of 1, 2, 4, ... are inverted, each pair of blocks from its two halves. The entries stay
-    as small as those of the inverse. A power series of L would grow first, and lose all digits.
+    The two halves of the diagonal are inverted first, and so on down to blocks of four. The numbers
+    stay about as small as those of the inverse. A power series of L would grow first, and lose all
+    digits.
 
     Example:
 
-    >>> x = np.ones((3, 3), "float32")
-    >>> keras.ops.convert_to_numpy(unit_lower_inverse(x)).tolist()
-    [[1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.0, -1.0, 1.0]]
+    >>> x = np.ones((1, 4, 4), "float32")
+    >>> keras.ops.convert_to_numpy(unit_lower_inverse(x))[0].tolist()[3]
+    [0.0, 0.0, -1.0, 1.0]
     """
     return _INVERSE(x)[0]
 
 
 def _value(x: Tensor) -> tuple[Tensors, Tensors]:
-    size = x.shape[-1]
-    order = np.arange(size)
-    inverse, width = ops.eye(size, dtype=x.dtype), 1
-    while width < size:
-        block = order // width
-        pairs = (block[:, None] == block[None, :] + 1) & (block[:, None] % 2 == 1)
-        below = zero_where_masked(x, pairs)
-        if width > 1:
-            below = matmul(matmul(inverse, below), inverse)
-        inverse, width = inverse - below, 2 * width
-    if size == 1:
-        inverse = ops.zeros_like(x) + inverse
+    inverse = _inverted(x)
     return (inverse,), (inverse,)
+
+
+def _inverted(x: Tensor) -> Tensor:
+    count, half = ops.shape(x)[0], x.shape[-1] // 2
+    if half <= 2:
+        lower, one = ops.tril(x, -1), ops.eye(x.shape[-1], dtype=x.dtype)
+        return matmul(one - lower, one + matmul(lower, lower))  # the fourth power of L is 0
+    halves = _inverted(ops.concatenate([x[:, :half, :half], x[:, half:, half:]], axis=0))
+    first, second = halves[:count], halves[count:]
+    below = -matmul(matmul(second, x[:, half:, :half]), first)
+    above = ops.concatenate([first, ops.zeros_like(first)], axis=2)
+    return ops.concatenate([above, ops.concatenate([below, second], axis=2)], axis=1)
 
 
 def _gradient(tensors: Tensors, kept: Tensors, upstream: Tensors) -> Tensors:
