@@ -127,6 +127,10 @@ def layer_matrices(name: str) -> dict[str, np.ndarray]:
         layer = layers.AttentiveGraphFilter(1, 8)
         _, scores = layer(tokens, return_attention_scores=True)
         return {"H = (U * g(S)) V^T": keras.ops.convert_to_numpy(scores)[0, 0]}
+    if name == "GatedDeltaRule":
+        layer = layers.GatedDeltaRule(1, 8)
+        _, scores = layer(tokens, return_attention_scores=True)
+        return {"o = A v": keras.ops.convert_to_numpy(scores)[0, 0]}
     if name == "MaskedKernelAttention":
         kernel, mask = layers.MaskedKernelAttention, masks.Exponential(initial_rates=0.2)
         unmasked = _applied(kernel(**one, feature_map="squared_relu"), tokens)

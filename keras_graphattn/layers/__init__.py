@@ -8,6 +8,7 @@ from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.contra_norm import ContraNorm
 from keras_graphattn.layers.differential_attention import DifferentialAttention
 from keras_graphattn.layers.edge_attention import EdgeAttention
+from keras_graphattn.layers.gated_delta_rule import GatedDeltaRule
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.graph_kernel_attention import GraphKernelAttention
 from keras_graphattn.layers.graph_pooling import GraphMaxPooling, GraphMeanPooling, GraphSumPooling
@@ -20,6 +21,7 @@ __all__ = [
     "ContraNorm",
     "DifferentialAttention",
     "EdgeAttention",
+    "GatedDeltaRule",
     "GraphFilterAttention",
     "GraphKernelAttention",
     "GraphMaxPooling",

@@ -5,12 +5,18 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn import filters
 from keras_graphattn.checks import Sizes, flag, optional, seed_of, whole
 from keras_graphattn.filters import Filter
 from keras_graphattn.graphs import Graph
-from keras_graphattn.layers.base import AttentionLayer, Call, Shape, Tokens, refuse_options
-from keras_graphattn.layers.kernel_base import is_key_mask
+from keras_graphattn.layers.base import (
+    AttentionLayer,
+    Call,
+    Shape,
+    Tokens,
+    is_key_mask,
+    optional_filter,
+    refuse_options,
+)
 from keras_graphattn.masks.graphs.edges import graph_edges, read_graph
 from keras_graphattn.masks.graphs.expander import random_cycles
 from keras_graphattn.masks.inputs import (
@@ -149,12 +155,7 @@ class EdgeAttention(AttentionLayer):
         name = type(self).__name__
         fix = "Leave it out: nodes see each other along edges only, and edges may have features."
         refuse_options(name, kwargs, ["attention_axes", "sliding_window", "bias"], fix)
-        if filter is None and order is not None:
-            raise ValueError(
-                f"`order` is an option of a filter. Received: filter=None, order={order!r}. Set "
-                "`filter`, or leave out `order`."
-            )
-        chosen = None if filter is None else filters.get(filter, order)
+        chosen = optional_filter(filter, order)
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
         if chosen is not None:
             chosen.coefficients(num_heads)  # refuses start values for another number of heads

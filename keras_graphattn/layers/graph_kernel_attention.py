@@ -13,9 +13,10 @@ from keras_graphattn.layers.base import (
     Shape,
     SoftmaxAttention,
     Tokens,
+    is_key_mask,
     refuse_options,
 )
-from keras_graphattn.layers.kernel_base import KernelLayer, is_key_mask
+from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.masks.graphs.walks import RandomWalk, kernel_of_steps
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.numerics.precision import at_least_float32, masked_softmax

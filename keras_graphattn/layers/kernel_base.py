@@ -6,7 +6,14 @@ from keras import ops
 
 from keras_graphattn.checks import seed_of
 from keras_graphattn.feature_maps import FeatureMap
-from keras_graphattn.layers.base import AttentionLayer, Call, Shape, Tokens
+from keras_graphattn.layers.base import (
+    AttentionLayer,
+    Call,
+    Shape,
+    Tokens,
+    finite_tokens,
+    is_key_mask,
+)
 from keras_graphattn.masks.mask import Mask, mask_of_call
 from keras_graphattn.numerics.custom_gradient import kept_with
 from keras_graphattn.numerics.precision import without_padding
@@ -87,19 +94,14 @@ class KernelLayer(AttentionLayer):
     def without_non_finite(
         self, *tensors: Float[Tensor, "B ..."]
     ) -> tuple[tuple[Float[Tensor, "B ..."], ...], Bool[Tensor, "B ..."] | None]:
-        """The inputs with zeros for tokens that hold NaN or infinity, and which tokens these are.
+        """`finite_tokens` under a mask that hides keys.
 
-        A mask separates segments, components and the future by factors of 0, and 0 times NaN is
-        NaN. So this sets such tokens to zero. Rows that see one become NaN at the end.
+        Such a mask separates segments, components and the future by factors of 0, and 0 times NaN
+        is NaN. So this sets such tokens to zero. Rows that see one become NaN at the end.
         """
         if self.mask is None or not self.mask.hides_keys:
             return tensors, None
-        distinct = {id(x): x for x in tensors}
-        finite: Any = None
-        for x in distinct.values():
-            finite = all_of(finite, ops.all(ops.isfinite(x), axis=-1, keepdims=True))  # (B, T, 1)
-        clean = {key: ops.where(finite, x, ops.cast(0.0, x.dtype)) for key, x in distinct.items()}
-        return tuple([clean[id(x)] for x in tensors]), ops.logical_not(finite[..., 0])
+        return finite_tokens(*tensors)
 
     def features(
         self,
@@ -213,8 +215,3 @@ def _rows_with_visible_keys(
     if keys is None:
         return None if queries is None else queries[:, :, None]
     return visibility.rows_with_visible_keys(ops.shape(keys)[1])
-
-
-def is_key_mask(shape: Shape) -> bool:
-    """Whether the shape is (B, 1, S) or (B, 1, 1, S)."""
-    return len(shape) in (3, 4) and all(size == 1 for size in shape[1:-1])

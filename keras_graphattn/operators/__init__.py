@@ -5,6 +5,7 @@ each other.
 """
 
 from keras_graphattn.operators.blockwise import BlockwiseOperator
+from keras_graphattn.operators.delta_rule import DeltaRuleOperator
 from keras_graphattn.operators.differential import DifferentialOperator
 from keras_graphattn.operators.edges import EdgeOperator, VirtualNodes
 from keras_graphattn.operators.fused import FusedOperator
@@ -21,6 +22,7 @@ from keras_graphattn.operators.softmax import (
 
 __all__ = [
     "BlockwiseOperator",
+    "DeltaRuleOperator",
     "DifferentialOperator",
     "EdgeOperator",
     "FusedOperator",

@@ -95,6 +95,10 @@ CASES = {
     "agf": filtered("open", AGF),
     "agf_chebyshev": filtered("open", AGF, filter="chebyshev", order=4),
     "agf_causal": filtered("open", AGF, causal=True),
+    "delta_rule": filtered("open", layers.GatedDeltaRule),
+    "delta_rule_packed": Case(
+        layers.GatedDeltaRule, "open", lambda: {"filter": "first_order"}, ("segment_ids",)
+    ),
     "high_frequency": filtered("open", layers.ScaledHighFrequencyAttention),
     "contra_norm": filtered("open", layers.ContraNorm, scale=0.3),
     "mean_pooling": filtered("open", layers.GraphMeanPooling),

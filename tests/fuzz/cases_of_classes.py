@@ -54,6 +54,7 @@ LAYERS = {
         "expander_degree": 2,
         "num_virtual_nodes": 1,
     },
+    "GatedDeltaRule": {**COMMON, **FILTER, "convolution": 2},
     "GraphFilterAttention": {
         **COMMON,
         **FILTER,

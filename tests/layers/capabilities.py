@@ -63,6 +63,7 @@ LAYERS = {
     "`PLaplacianAttention`": Row(lambda: layers.PLaplacianAttention(HEADS, SIZE), "p_laplacian"),
     "`AttentiveGraphFilter`": Row(CASES["AGF"].make, "agf"),
     "`AttentiveGraphFilter`, causal": Row(CASES["AGF, causal"].make, "agf_causal"),
+    "`GatedDeltaRule`": Row(CASES["delta rule"].make, "delta_rule"),
     "`MaskedKernelAttention`": Row(CASES["kernel, no mask, ReLU"].make, "kernel"),
     "`MaskedKernelAttention`, with a filter": Row(
         CASES["kernel, no mask, filter"].make, "kernel_filtered"

@@ -30,6 +30,7 @@ AGF, HIGH = layers.AttentiveGraphFilter, layers.ScaledHighFrequencyAttention
 DIFFERENTIAL = layers.DifferentialAttention
 KERNEL, GKAT = layers.MaskedKernelAttention, layers.GraphKernelAttention
 ALONG_EDGES = layers.EdgeAttention
+DELTA = layers.GatedDeltaRule
 
 
 class Form(NamedTuple):
@@ -288,6 +289,44 @@ def along_edges(layer, x, weights, call):
     return attended(layer, x, weights, call, matrix), matrix
 
 
+def gated_delta_rule(layer, x, weights, call, ids=None):
+    """Each segment of an example without its padding, as a sequence by itself."""
+    seen = np.ones(x.shape[:2], bool) if ids is None else ids >= 0
+    for mask in call.values():
+        seen = seen & (mask if np.ndim(mask) == 2 else True)
+    ids = np.zeros(x.shape[:2], int) if ids is None else ids
+    matrix, values = (0.0 * part for part in delta_rule_of(x, weights))  # of the right shapes
+    for example, segment in sorted({(e, s) for e in range(len(x)) for s in ids[e]}):
+        places = torch.tensor(np.flatnonzero(seen[example] & (ids[example] == segment)))
+        if len(places):
+            one, value = delta_rule_of(x[example, places][None], weights)
+            values = values.index_put((torch.tensor(example), places), value[0])
+            pairs = (places[:, None], places[None, :])
+            rows = matrix[example].permute(1, 2, 0).index_put(pairs, one[0].permute(1, 2, 0))
+            matrix = matrix.index_put((torch.tensor(example),), rows.permute(2, 0, 1))
+    wanted = matrix if layer.filter is None else filters.matrix(layer.filter, matrix, weights)
+    outputs = apply_matrix(wanted, values) * torch.tensor(seen)[:, :, None, None]
+    norm = (outputs**2).mean(-1, keepdim=True) + 1e-5
+    outputs = outputs / norm.sqrt() * weights["norm_scale"]
+    if "gate/kernel" in weights:
+        outputs = outputs * torch.nn.functional.silu(project(x, weights, "gate"))
+    return project_out(outputs, weights), matrix
+
+
+def delta_rule_of(x, weights):
+    """The matrix of a whole sequence, and its values."""
+    parts = []
+    for name in ("query", "key", "value"):
+        part, kernel = project(x, weights, name), weights.get(f"{name}_convolution/kernel")
+        kernel = torch.ones_like(part[0, :1]) if kernel is None else kernel
+        parts.append(reference.short_convolution(part, kernel))
+    query, key = (p / ((p**2).sum(-1, keepdim=True) + 1e-6).sqrt() for p in parts[:2])
+    step = torch.nn.functional.softplus(x @ weights["decay/kernel"] + weights["rate_bias"])
+    decay = torch.exp(-torch.exp(weights["log_rate"]) * step)
+    strength = torch.sigmoid(x @ weights["strength/kernel"])
+    return reference.delta_rule_matrix(query / SIZE**0.5, key, decay, strength), parts[2]
+
+
 def of_walks(weights, length):
     features = topology.walk_features(WALKS, torch.exp(weights["mask/log_decay"]))
     return topology.walk_matrix(features)[None]
@@ -537,6 +576,27 @@ family(
     partial(kernel, matrix=packed),
     {"first order": {"mask": packed_mask, "filter": "first_order"}},
     call=SEGMENTS,
+    **BOUND,
+)
+family(
+    "delta rule",
+    DELTA,
+    gated_delta_rule,
+    {
+        "default": {},
+        "plain": {"convolution": None, "use_gate": False},
+        "Chebyshev filter": {"value_dim": 5, "filter": "chebyshev", "order": 2},
+    },
+    masks="tokens",
+    **LOOSE,
+)
+family(
+    "delta rule, packed",
+    DELTA,
+    partial(gated_delta_rule, ids=PER_EXAMPLE["segment_ids"]),
+    {"default": {}},
+    call=SEGMENTS,
+    masks="tokens",
     **BOUND,
 )
 family(

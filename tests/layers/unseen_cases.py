@@ -62,6 +62,7 @@ class Case(NamedTuple):
     make: Callable[[], Any]
     pairwise: bool = True  # takes an attention mask for each pair of positions
     causal: bool = True  # can be called with use_causal_mask=True
+    segments: bool = False  # takes `segment_ids` without a mask
     components: bool = False  # its mask, of the constructor, has the two components
 
 
@@ -95,6 +96,12 @@ CASES: dict[str, Case] = {
     "AGF, causal": Case(lambda: AGF(HEADS, SIZE, causal=True), pairwise=False),
     "AGF, learned constant": Case(
         lambda: AGF(HEADS, SIZE, learned_constant=True), pairwise=False, causal=False
+    ),
+    "delta rule": Case(lambda: layers.GatedDeltaRule(HEADS, SIZE), pairwise=False),
+    "delta rule, packed, filter": Case(
+        lambda: layers.GatedDeltaRule(HEADS, SIZE, filter="first_order"),
+        pairwise=False,
+        segments=True,
     ),
     "ContraNorm": Case(lambda: layers.ContraNorm(0.3), pairwise=False, causal=False),
     **{
@@ -225,11 +232,6 @@ def mask_of(layer: Any) -> Any:
     return layer if hasattr(layer, "inputs_at_call") else getattr(layer, "mask", None)
 
 
-def inputs_of(mask: Any) -> tuple[str, ...]:
-    """The names of the tensors that a call gives to the mask or layer."""
-    return getattr(mask, "given_inputs", getattr(mask, "inputs_at_call", ()))
-
-
 def kinds_of(name: str) -> list[str]:
     """The reasons for which tokens are unseen in this case."""
     case = CASES[name]
@@ -244,11 +246,18 @@ def kinds_of(name: str) -> list[str]:
     if getattr(layer, "sliding_window", None):
         kinds.append("window")
     joins = any(getattr(layer, name, 0) for name in ("expander_degree", "num_virtual_nodes"))
-    for given in () if joins else inputs_of(mask):
+    for given in () if joins else inputs_of(name, mask):
         kinds.append(APART.get(given, "component"))
     if case.components:
         kinds.append("component")
     return list(dict.fromkeys(kinds))
+
+
+def inputs_of(name: str, mask: Any) -> tuple[str, ...]:
+    """The tensors that come with each call of a case."""
+    if name in CASES and CASES[name].segments:
+        return ("segment_ids",)
+    return getattr(mask, "given_inputs", getattr(mask, "inputs_at_call", ()))
 
 
 class Scene(NamedTuple):
@@ -261,7 +270,7 @@ def scene(name: str, kind: str, layer: Any) -> Scene:
     """The call of a case, which tokens are unseen in it, and the rows that may not see them."""
     mask = mask_of(layer)
     call: dict[str, Any] = {}
-    inputs = inputs_of(mask)
+    inputs = inputs_of(name, mask)
     if inputs:
         call["mask_inputs"] = {given: PER_EXAMPLE[given] for given in inputs}
     bias = getattr(layer, "bias", None)
