@@ -208,9 +208,10 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             axes, attention_mask, query_mask, visible_keys, use_causal_mask
         )
         returns_matrix = return_attention_scores or return_filter_matrix
-        self._check_scores(attention_bias, bias_inputs)
-        if axes is not None and attention_bias is not None:
-            attention_bias = axes.joined_entries(attention_bias)
+        if attention_bias is not None or bias_inputs is not None:
+            self._check_scores(attention_bias, bias_inputs)
+            if axes is not None and attention_bias is not None:
+                attention_bias = axes.joined_entries(attention_bias)
         call = Call(
             *(visibility, training, returns_matrix, mask_inputs, non_finite),
             *(attention_bias, bias_inputs),

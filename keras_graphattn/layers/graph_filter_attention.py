@@ -195,8 +195,10 @@ class GraphFilterAttention(SelfAttention):
         self, operator: Operator, values: Float[Tensor, "B T N D"], call: Call
     ) -> Float[Tensor, "B T N D"]:
         drop = self._dropout_in(call.training) if self.dropout_on == "filter" else None
+        if drop is None and self.filter is not None:
+            return self.filtered(self.filter, operator, values)
         if drop is None:
-            return super().attended(operator, values, call)
+            return operator(values)
         return MatrixOperator(drop(self.filter_matrix(operator.matrix())))(values)  # H
 
     def operator_of_rows(
