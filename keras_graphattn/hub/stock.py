@@ -200,7 +200,7 @@ class CachedCall(CacheSlots):
         tokens, logits = Tokens(query, queries, keys, values), None
         if isinstance(self, SoftmaxAttention) and self.bias is not None:
             rows = index + ops.arange(ops.shape(queries)[1], dtype="int32")
-            added = cast("Logits", self.logits(keys, call))
+            added = cast("Logits", self.logits(tokens, call))
             logits = added.formed(ops.shape(keys)[1], rows)
         operator = self.operator_of_rows(tokens, mask, signals, index, logits)
         outputs = operator.finished(self.attended(operator, values, call))

@@ -45,6 +45,7 @@ from keras_graphattn.filters import get as get_filter
 from keras_graphattn.keras_internals import keras_mask_of
 from keras_graphattn.layers.attention_axes import AttentionAxes
 from keras_graphattn.layers.conversion_mark import ConversionMark
+from keras_graphattn.masks.mask import PairMatrix
 from keras_graphattn.numerics.precision import at_least_float32, in_one_dtype, without_padding
 from keras_graphattn.operators.cached import Cache, CachedOperator, updated_booleans
 from keras_graphattn.operators.operator import Operator, Visibility, all_of, four_dimensional
@@ -537,6 +538,32 @@ def padding_of(
     return keras_mask_of(tokens) if mask is None else mask
 
 
+def inputs_of(source: PairMatrix, tokens: Float[Tensor, "B T d"], call: Call) -> dict[str, Tensor]:
+    """The tensors of a call for a mask or bias, with those that it reads from the tokens."""
+    kind = source.kind
+    inputs = dict((call.bias_inputs if kind == "bias" else call.mask_inputs) or {})
+    if not source.reads_tokens:
+        return inputs
+    entries, queries, keys, _, _ = call.visibility
+    if entries is not None and not is_key_mask(entries.shape):
+        raise ValueError(
+            f"The {kind} {type(source).__name__} has gates for tokens, which would count where an "
+            "`attention_mask` of pairs hides their tokens. Received: attention_mask.shape="
+            f"{tuple(entries.shape)}. Use `query_mask` and `value_mask`, or a mask of keys of "
+            "shape (B, 1, T)."
+        )
+    if entries is not None:
+        keys = all_of(keys, ops.reshape(entries, (-1, ops.shape(entries)[-1])))
+    read = source.inputs_of_tokens(tokens, all_of(queries, keys))
+    twice = sorted(set(read) & set(inputs))
+    if twice:
+        raise ValueError(
+            f"The layer computes {sorted(read)} from its tokens. Received: {kind}_inputs with "
+            f"{twice}. Leave them out."
+        )
+    return inputs | read
+
+
 def finite_tokens(
     *tensors: Float[Tensor, "B ..."],
 ) -> tuple[tuple[Float[Tensor, "B ..."], ...], Bool[Tensor, "B ..."]]:
@@ -590,16 +617,21 @@ class SoftmaxAttention(AttentionLayer):
             shape = (*query_shape[:2], self.num_heads, self.value_dim)
             self.bias.build_in(self, shape, tuple(query_shape))
 
-    def logits(self, key: Float[Tensor, "B S N H"], call: Call) -> Logits | None:
-        """What becomes of the scores of one call with these keys; `None` if they stay."""
+    def logits(
+        self, tokens: Tokens, call: Call, earlier: dict[str, Tensor] | None = None
+    ) -> Logits | None:
+        """What becomes of the scores of one call; `None` if they stay.
+
+        `earlier` has what the bias has read from all tokens of a cache, these tokens included.
+        """
         if self.bias is None and call.attention_bias is None:
             return None
         source = None
         if self.bias is not None:
-            batch, length = ops.shape(key)[:2]
+            batch, length = ops.shape(tokens.key)[:2]
             known = {"B": (batch, "query"), "T": (length, "query")}
             sizes = {letter: one for letter, one in known.items() if isinstance(one[0], int)}
-            inputs = dict(call.bias_inputs or {})
+            inputs = earlier or inputs_of(self.bias, tokens.inputs, call)
             parameters, tensors, wrong, _ = self.bias.of_call(inputs, sizes, length)
             source = PairRows(self.bias, parameters, tensors, wrong)
         given = call.attention_bias
@@ -768,7 +800,14 @@ class SelfAttention(SoftmaxAttention):
             "key": ops.zeros((batch_size, max_length, heads, self.key_dim), self.compute_dtype),
             "signals": ops.zeros(signals, self.compute_dtype),
             "padding_mask": ops.zeros((batch_size, max_length), "bool"),
+            **self._empty_inputs(batch_size, max_length),
         }
+
+    def _empty_inputs(self, batch_size: int, max_length: int) -> Cache:
+        """What the bias reads from tokens, for a cache without tokens."""
+        if self.bias is None or not self.bias.reads_tokens:
+            return {}
+        return self.bias.empty_inputs(batch_size, max_length, self.num_heads)
 
     def decode(
         self,
@@ -840,9 +879,11 @@ class SelfAttention(SoftmaxAttention):
         values = self._in_all_heads(self.value_dense(tokens))
         queries = ops.cast(self.query_dense(tokens), keys.dtype)
         call = Call(visibility, attention_bias=attention_bias, bias_inputs=bias_inputs)
-        logits = self.logits(keys, call)
+        projected = Tokens(tokens, queries, self._in_all_heads(keys), values)
+        read = self._read_so_far(tokens, cache, index, padding_mask, bias_inputs)
+        logits = self.logits(projected, call, {**(bias_inputs or {}), **read})
         operator = self.operator_of_rows(
-            Tokens(tokens, queries, self._in_all_heads(keys), values),
+            projected,
             visibility.block(rows, columns),
             cache,
             index,
@@ -853,7 +894,26 @@ class SelfAttention(SoftmaxAttention):
         if not isinstance(index, int):  # only known at run time
             fits = ops.logical_and(index >= 0, index <= ops.cast(length - count, index.dtype))
             outputs = ops.where(fits, outputs, ops.cast(float("nan"), outputs.dtype))
-        return outputs, {"key": keys, "signals": operator.signals, "padding_mask": past}
+        return outputs, {"key": keys, "signals": operator.signals, "padding_mask": past, **read}
+
+    def _read_so_far(
+        self,
+        tokens: Float[Tensor, "B t _"],
+        cache: Cache,
+        index: int | Int[Tensor, ""],
+        padding_mask: Bool[Tensor, "B t"],
+        bias_inputs: dict[str, Tensor] | None,
+    ) -> Cache:
+        """What the bias reads from tokens, of all tokens in the cache and of new ones."""
+        if self.bias is None or not self.bias.reads_tokens:
+            return {}
+        call = Call(Visibility(queries=padding_mask), bias_inputs=bias_inputs)
+        inputs, updated = inputs_of(self.bias, tokens, call), {}
+        for name in self._empty_inputs(1, 1):
+            new = ops.cast(inputs[name], cache[name].dtype)
+            start = (0, index, *[0] * (len(new.shape) - 2))
+            updated[name] = ops.slice_update(cache[name], start, new)
+        return updated
 
     def _check_room(self, index: int | Int[Tensor, ""], count: Size, length: int) -> None:
         """Refuses tokens that do not fit in a cache of `length` tokens, if that is known."""

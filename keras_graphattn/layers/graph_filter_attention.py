@@ -175,7 +175,7 @@ class GraphFilterAttention(SelfAttention):
         self._check_matrix(call.returns_matrix)
         _, query, key, _ = tokens
         shared = query, key, call.visibility, self.score_scale
-        logits = self.logits(key, call)
+        logits = self.logits(tokens, call)
         if self.attention_path == "blockwise":
             return BlockwiseOperator(*shared, self.block_size, logits)
         if self.attention_path == "fused":

@@ -12,6 +12,7 @@ from keras_graphattn.layers.base import (
     Shape,
     Tokens,
     finite_tokens,
+    inputs_of,
     is_key_mask,
 )
 from keras_graphattn.masks.mask import Mask, mask_of_call
@@ -134,28 +135,6 @@ class KernelLayer(AttentionLayer):
             feature_chunk=self.feature_chunk,
         )
 
-    def read_inputs(self, tokens: Float[Tensor, "B T d"], call: Call) -> dict[str, Tensor]:
-        """The tensors that the mask reads from the tokens; it must be one that reads tokens."""
-        mask: Any = self.mask
-        entries, queries, keys, _, _ = call.visibility
-        if entries is not None and not is_key_mask(entries.shape):
-            raise ValueError(
-                f"The mask {type(mask).__name__} has gates for tokens, which would count "
-                "where an `attention_mask` of pairs hides their tokens. Received: "
-                f"attention_mask.shape={tuple(entries.shape)}. Use `query_mask` and `value_mask`, "
-                "or a mask of keys of shape (B, 1, T)."
-            )
-        if entries is not None:
-            keys = all_of(keys, ops.reshape(entries, (-1, ops.shape(entries)[-1])))
-        read: dict[str, Tensor] = mask.inputs_of_tokens(tokens, all_of(queries, keys))
-        twice = sorted(set(read) & set(call.mask_inputs or {}))
-        if twice:
-            raise ValueError(
-                f"The layer computes {sorted(read)} from its tokens. Received: mask_inputs with "
-                f"{twice}. Leave them out."
-            )
-        return read
-
     def _mask_of(
         self, tokens: Tokens, call: Call
     ) -> tuple[
@@ -168,7 +147,7 @@ class KernelLayer(AttentionLayer):
         entries, queries, keys, causal, _ = call.visibility
         inputs = dict(call.mask_inputs or {})
         if self.mask is not None and self.mask.reads_tokens:
-            inputs |= self.read_inputs(tokens.inputs, call)
+            inputs = inputs_of(self.mask, tokens.inputs, call)
         if self.mask is None and inputs:
             raise ValueError(
                 "`mask_inputs` are for a mask, and this layer has no mask. Received: "

@@ -10,7 +10,14 @@ from keras_graphattn.checks import checked, is_one_of, optional, size, tensor, w
 from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.feature_maps import FeatureMap
 from keras_graphattn.filters import Filter
-from keras_graphattn.layers.base import Call, Tokens, optional_filter, padding_of, refuse_options
+from keras_graphattn.layers.base import (
+    Call,
+    Tokens,
+    inputs_of,
+    optional_filter,
+    padding_of,
+    refuse_options,
+)
 from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.masks import get
 from keras_graphattn.masks.mask import Mask
@@ -229,9 +236,7 @@ class MaskedKernelAttention(KernelLayer):
         query, key = self.query_dense(tokens), self.key_dense(tokens)
         features = self.features(query, key, padding_mask, padding_mask, fixed_scale=True)
         call = Call(Visibility(queries=padding_mask), mask_inputs=mask_inputs)
-        inputs = dict(mask_inputs or {})
-        if mask.reads_tokens:
-            inputs |= self.read_inputs(tokens, call)
+        inputs = inputs_of(mask, tokens, call)
         operator = _Steps(*features, mask, inputs, states=state)
         value = self.value_dense(tokens)
         outputs = operator.finished(super().attended(operator, value, call))

@@ -134,7 +134,7 @@ class PLaplacianAttention(SelfAttention):
             self.numbers,
             call.visibility,
             scale=self.score_scale,
-            logits=self.logits(tokens.key, call),
+            logits=self.logits(tokens, call),
             block_size=None if forms else self.block_size,
             dropout=self._dropout_in(call.training),
         )
