@@ -6,10 +6,12 @@
         --lengths 8192 --memory
     KERAS_BACKEND=torch python benchmarks/masked_kernel_attention.py --masks unmasked causal \
         --performer --no-dense
+    KERAS_BACKEND=torch python benchmarks/masked_kernel_attention.py --masks gated delta_rule
 
-Queries, keys and values go in, features are made inside. The cases of a mask take turns, and
-ratios are to the first of them. With two lengths or more, the exponent of the time in the length
-is printed at the end. Runs unchanged on a GPU.
+Queries, keys and values go in, features are made inside, and so are the gates, from queries. The
+cases of a mask take turns, and ratios are to the first of them. With two lengths or more, the
+exponent of the time in the length is printed at the end. `delta_rule` is the gated delta rule
+beside causal kernel attention. Runs unchanged on a GPU.
 """
 
 import math
@@ -39,18 +41,32 @@ def attend_by(mask, path, feature_chunk=None, **inputs):
     from keras_graphattn.operators.kernel import KernelOperator
 
     def function(query, key, value):
+        of_call = dict(inputs)
+        if mask is not None and mask.reads_tokens:
+            of_call["log_gates"] = ops.log_sigmoid(ops.convert_to_tensor(query)[..., 0] + 4.0)
         operator = KernelOperator(
-            Relu()(query), Relu()(key), mask, inputs, path=path, feature_chunk=feature_chunk
+            Relu()(query), Relu()(key), mask, of_call, path=path, feature_chunk=feature_chunk
         )
         if path == "Algorithm 1":
             features = operator.query_features, operator.key_features
             operator._sums = lambda x: Mask._attend(
                 *(mask, Operands(x, *features, feature_chunk), "chunked"),
-                *(mask.parameters(), inputs),
+                *(mask.parameters(), of_call),
             )
         return operator(ops.convert_to_tensor(value))
 
     return function
+
+
+def delta_rule(query, key, value):
+    """The gated delta rule, with gates that depend on the tokens."""
+    from keras import ops
+
+    from keras_graphattn.operators.delta_rule import DeltaRuleOperator
+
+    key = key / ops.sqrt(ops.sum(ops.square(key), axis=-1, keepdims=True) + 1e-6)
+    decay, strength = -ops.softplus(query[..., 0] - 4.0), ops.sigmoid(value[..., 0])
+    return DeltaRuleOperator(query, key, decay, strength)(ops.convert_to_tensor(value))
 
 
 def performer(causal):
@@ -76,7 +92,7 @@ def cases(options, length):
     import keras
     import numpy as np
 
-    from keras_graphattn.masks import Causal, Exponential, Segments
+    from keras_graphattn.masks import Causal, Exponential, GatedDecay, Segments
 
     is_torch = keras.backend.backend() == "torch"
     ids = np.arange(length)[None].repeat(options.batch_size, 0) // max(1, length // 5)
@@ -86,6 +102,7 @@ def cases(options, length):
         "exponential": (Exponential(), {}),
         "one-sided exponential": (Exponential(causal=True), {}),
         "segments": (Segments(), {"segment_ids": ids}),
+        "gated": (GatedDecay(), {}),
     }
     functions = {}
     for name, (mask, inputs) in kinds.items():
@@ -101,6 +118,8 @@ def cases(options, length):
         "all features": attend_by(exponential, "Algorithm 1"),
         "8 features at a time": attend_by(exponential, "Algorithm 1", 8),
     }
+    dense = {} if options.no_dense else {"causal kernel, dense": functions["causal"]["dense"]}
+    functions["delta_rule"] = {**dense, "chunked": delta_rule}
     if is_torch and options.performer:
         functions["unmasked"] = {"performer-pytorch": performer(False), **functions["unmasked"]}
         functions["causal"] = {"performer-pytorch": performer(True), **functions["causal"]}
@@ -117,7 +136,7 @@ def arrays_of(options, length):
 def parse(arguments=None):
     parser = Parser(description=__doc__.splitlines()[0])
     masks = ["causal", "exponential", "segments"]
-    kinds = [*masks, "one-sided exponential", "unmasked", "algorithm"]
+    kinds = [*masks, "gated", "one-sided exponential", "unmasked", "algorithm", "delta_rule"]
     parser.add_argument("--masks", nargs="+", default=masks, choices=kinds)
     parser.add_argument("--lengths", type=positive, nargs="+", default=[1024, 4096])
     parser.add_argument("--forward", action="store_true", help="time only the forward pass")

@@ -15,6 +15,8 @@ from keras_graphattn import masks
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     DifferentialAttention,
+    EdgeAttention,
+    GatedDeltaRule,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
@@ -62,6 +64,7 @@ CASES = {
     "scaled high frequencies": layer_of(ScaledHighFrequencyAttention),
     "AGF": layer_of(AttentiveGraphFilter, order=4, orthogonality_weight=0.01),
     "AGF, causal": layer_of(AttentiveGraphFilter, order=4, causal=True),
+    "delta rule": layer_of(GatedDeltaRule),
     "kernel, ReLU": kernel(),
     "kernel, FAVOR+": kernel(feature_map="favor", seed=0),
     "kernel, graph filter": kernel(filter="first_order"),
@@ -71,6 +74,9 @@ CASES = {
     "kernel, tree": kernel(lambda n: masks.Tree(parents(n))),
     "kernel, diffusion": kernel(lambda n: masks.GraphDiffusion(ring(n))),
     "kernel, random walk": kernel(lambda n: masks.RandomWalk(ring(n), seed=0)),
+    "edges": lambda length, dtype: EdgeAttention(
+        HEADS, HEAD, graph=ring(length), expander_degree=4, seed=0, dtype=dtype
+    ),
     "graph kernel": lambda length, dtype: GraphKernelAttention(
         HEADS, HEAD, mask=masks.RandomWalk(ring(length), seed=0), dtype=dtype
     ),

@@ -34,6 +34,11 @@ MASKS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "the entries that the call is given",
     ),
     "Exponential": ({"num_decays": 2, "initial_rates": [0.05, 1.0]}, {}, "a slow and a fast decay"),
+    "GatedDecay": (
+        {},
+        {"log_gates": np.log(np.where(np.arange(LENGTH) % 8, 0.9, 0.2))[None, :, None]},
+        "gates of 0.9, and of 0.2 at every eighth token",
+    ),
     "GraphDiffusion": (
         {"graph": EDGES, "num_nodes": LENGTH, "initial_time": 0.15},
         {},
@@ -122,11 +127,20 @@ def layer_matrices(name: str) -> dict[str, np.ndarray]:
         layer = layers.AttentiveGraphFilter(1, 8)
         _, scores = layer(tokens, return_attention_scores=True)
         return {"H = (U * g(S)) V^T": keras.ops.convert_to_numpy(scores)[0, 0]}
+    if name == "GatedDeltaRule":
+        layer = layers.GatedDeltaRule(1, 8)
+        _, scores = layer(tokens, return_attention_scores=True)
+        return {"o = A v": keras.ops.convert_to_numpy(scores)[0, 0]}
     if name == "MaskedKernelAttention":
         kernel, mask = layers.MaskedKernelAttention, masks.Exponential(initial_rates=0.2)
         unmasked = _applied(kernel(**one, feature_map="squared_relu"), tokens)
         masked = _applied(kernel(**one, feature_map="squared_relu", mask=mask), tokens)
         return {"no mask": unmasked, "under an exponential mask": masked}
+    if name == "EdgeAttention":
+        options = {**one, "graph": EDGES, "num_nodes": LENGTH, "seed": 1}
+        edges = _applied(layers.EdgeAttention(**options), tokens)
+        expander = _applied(layers.EdgeAttention(**options, expander_degree=4), tokens)
+        return {"A, along a graph's edges": edges, "with an expander of degree 4": expander}
     if name == "GraphKernelAttention":
         mask = masks.RandomWalk(EDGES, num_nodes=LENGTH, exact=True)
         masked = _applied(layers.GraphKernelAttention(**one, mask=mask), tokens)

@@ -13,6 +13,7 @@ PAGE_EACH = ("layers", "masks")
 PACKAGES = {
     "layers": "Layers",
     "masks": "Masks",
+    "biases": "Biases of scores",
     "filters": "Filters",
     "feature_maps": "Feature maps",
     "hub": "KerasHub models",

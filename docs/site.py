@@ -15,7 +15,7 @@ from docs.guides import Printed
 from docs.paths import CONFIG, IDENTIFIERS, OUTPUT, OUTPUTS_OF_GUIDES, ROOT
 
 RECIPES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/README.md"))
-TOPICS = ("filters", "masks", "keras_hub", "graphs", "precision", "speed")
+TOPICS = ("filters", "masks", "biases", "keras_hub", "graphs", "precision", "speed")
 # Files of the repository that are pages as they stand
 FILES = {
     "README.md": "index.md",
@@ -146,7 +146,7 @@ def navigation() -> list:
         {"Topics": [f"{topic}.md" for topic in TOPICS]},
         {
             "Tables": [
-                {"What layers and masks can do": "capabilities.md"},
+                {"What layers, masks and biases can do": "capabilities.md"},
                 {"What convert reaches": "reach.md"},
                 "differences_from_keras.md",
                 "comparison.md",

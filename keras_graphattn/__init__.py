@@ -3,6 +3,7 @@
 import keras_graphattn.ops  # noqa: F401  # first: it shows formulas that masks hold
 from keras_graphattn import (
     analysis,
+    biases,
     distribution,
     feature_maps,
     filters,
@@ -21,6 +22,8 @@ from keras_graphattn.layers import (
     AttentiveGraphFilter,
     ContraNorm,
     DifferentialAttention,
+    EdgeAttention,
+    GatedDeltaRule,
     GraphFilterAttention,
     GraphKernelAttention,
     GraphMaxPooling,
@@ -36,6 +39,8 @@ __all__ = [
     "AttentiveGraphFilter",
     "ContraNorm",
     "DifferentialAttention",
+    "EdgeAttention",
+    "GatedDeltaRule",
     "GraphFilterAttention",
     "GraphKernelAttention",
     "GraphMaxPooling",
@@ -46,6 +51,7 @@ __all__ = [
     "ScaledHighFrequencyAttention",
     "__version__",
     "analysis",
+    "biases",
     "convert",
     "distribution",
     "export_saved_model",

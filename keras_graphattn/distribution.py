@@ -267,7 +267,7 @@ class SequenceParallel(keras.distribution.ModelParallel):  # type: ignore[misc]
 
     * `MaskedKernelAttention` without a mask, and `AttentiveGraphFilter`: only sums over tokens, of
       shape (B, N, m, D + 1) and (B, N, H, D) per application, for any length.
-    * `MaskedKernelAttention` under causal, segment and exponential masks, and the causal
+    * `MaskedKernelAttention` under causal, segment, exponential and gated masks, and the causal
       `AttentiveGraphFilter`: one such sum for each chunk of 64 (or 48) tokens, gathered on all
       devices. Their size is m / 64 of the size of the tokens. The tokens are not exchanged.
     * Dense and blockwise paths, and masks by FFT: all tokens, on each device. Use these only for

@@ -66,6 +66,7 @@ def batch_for(mask, seed=0, length=LENGTH, batch=BATCH):
     for example in range(batch):
         some = reference.random_edges(LENGTH, 3.0, seed + example)[:12]
         edges[example, : len(some)] = some
+    heads = getattr(mask, "num_heads", 2)
     rows = length if "parents" in mask.inputs_at_call else 12
     arrays = {
         "parents": np.stack([reference.random_parents(length, k, seed + 1, 0.2) for k in kinds]),
@@ -74,6 +75,7 @@ def batch_for(mask, seed=0, length=LENGTH, batch=BATCH):
         "walks": generator.integers(-1, length, (batch, length, 2, 3)),
         "segment_ids": np.sort(generator.integers(-1, 3, (batch, length)), axis=1),
         "entries": generator.uniform(0, 1, (batch, length, length)).astype("float32"),
+        "log_gates": -generator.exponential(1.0, (batch, length, heads)).astype("float32"),
     }
     found = {name: arrays[name] for name in mask.inputs_at_call}
     return {k: a.astype("int32") if a.dtype == "int64" else a for k, a in found.items()}
@@ -146,6 +148,7 @@ WRONG = {
         "of the batch": (_of_batch("walks"), f"{NODES}.*within the example"),
     },
     "segment_ids": {},
+    "log_gates": {"positive": (_put("log_gates", (3, 1), 0.5), "token 3 has 0.5 in head 1")},
     "entries": {
         "negative": (_put("entries", (2, 3), -1.0), r"entry at \(1, 2, 3\) is -1"),
         "not a number": (_put("entries", (2, 3), np.nan), r"entry at \(1, 2, 3\) is nan"),

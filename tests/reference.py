@@ -19,10 +19,15 @@ def softmax(scores, mask=None, dim=-1):
     return weights / torch.where(total == 0, torch.ones_like(total), total)
 
 
-def attention_matrix(query, key, mask=None):
-    """query, key (B, T, N, H) -> A (B, N, T, S)."""
+def attention_matrix(query, key, mask=None, bias=0.0):
+    """query, key (B, T, N, H) -> A (B, N, T, S); a bias of minus infinity hides the key."""
     scores = torch.einsum("btnh,bsnh->bnts", query, key) / math.sqrt(query.shape[-1])
-    return softmax(scores, mask)
+    bias = torch.as_tensor(bias, dtype=scores.dtype)
+    if bias.isneginf().any():
+        seen = ~bias.isneginf().expand_as(scores)
+        mask = seen if mask is None else seen & mask.bool()
+        bias = torch.where(bias.isneginf(), 0.0, bias)
+    return softmax(scores + bias, mask)
 
 
 def apply_matrix(matrix, x):
@@ -49,12 +54,14 @@ def projections(x, weights):
     return query, key.repeat_interleave(groups, 2), value.repeat_interleave(groups, 2)
 
 
-def p_laplacian_matrix(query, key, value, p, epsilon, mask=None, drop_diagonal=False, keys=None):
+def p_laplacian_matrix(
+    query, key, value, p, epsilon, mask=None, drop_diagonal=False, keys=None, bias=0.0
+):
     """softmax * (|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2), of shape (B, N, T, S).
 
     Values of tokens that `keys` (B, S) marks as padding are 0, also in their own row.
     """
-    matrix = attention_matrix(query, key, mask)
+    matrix = attention_matrix(query, key, mask, bias)
     value = value if keys is None else value * torch.tensor(keys)[:, :, None, None]
     differences = value[:, :, None] - value[:, None]  # (B, T, S, N, D)
     squares = (differences**2).sum(-1).permute(0, 3, 1, 2) + epsilon**2
@@ -77,6 +84,29 @@ def causal_singular_attention(left, logits, values, mask=None):
         kept = kept if seen is None else torch.where(seen.bool(), kept, 0.0)
         outputs.append(torch.einsum("bns,bsnd->bnd", matrix, kept))
     return torch.stack(outputs, dim=1)
+
+
+def delta_rule_matrix(query, key, decay, strength):
+    """A of o_t = S_t^T q_t = sum_s A_ts v_s, token by token: the state holds parts of each value.
+
+    query, key (B, T, N, H), decay and strength (B, T, N):
+    S_t = a_t (I - b_t k_t k_t^T) S_(t-1) + b_t k_t v_t^T.
+    """
+    length = query.shape[1]
+    state, rows = query.new_zeros((*query[:, 0].shape, length)), []  # (B, N, H, T)
+    for t, value in enumerate(torch.eye(length, dtype=query.dtype)):
+        state = decay[:, t, :, None, None] * state
+        held = torch.einsum("bnh,bnhs->bns", key[:, t], state)
+        state = state + torch.einsum("bn,bnh,bns->bnhs", strength[:, t], key[:, t], value - held)
+        rows.append(torch.einsum("bnh,bnhs->bns", query[:, t], state))
+    return torch.stack(rows, dim=2)
+
+
+def short_convolution(x, kernel):
+    """silu(sum_i w_i x_(t - i)) of x (B, T, N, H), for a kernel (size, N, H) with w_0 last."""
+    past = x.new_zeros((x.shape[0], len(kernel) - 1, *x.shape[2:]))
+    windows = torch.cat([past, x], dim=1).unfold(1, len(kernel), 1)  # (B, T, N, H, size)
+    return torch.nn.functional.silu(torch.einsum("btnhi,inh->btnh", windows, kernel))
 
 
 def polynomial_value(x, coefficients, basis, alpha=0.0, beta=0.0):

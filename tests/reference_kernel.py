@@ -54,6 +54,16 @@ def exponential_matrix(length, log_rates, log_weights=None):
     return powers.sum(1)[None]
 
 
+def gated_matrix(log_gates):
+    """exp of the sum of log_gates (B, T, N) over j < l <= i, of shape (B, N, T, T)."""
+    rows, gates = [], log_gates.transpose(1, 2)
+    for i in range(gates.shape[-1]):
+        backwards = torch.cumsum(torch.flip(gates[..., 1 : i + 1], [-1]), -1)
+        row = torch.exp(torch.flip(torch.nn.functional.pad(backwards, (1, 0)), [-1]))
+        rows.append(torch.nn.functional.pad(row, (0, gates.shape[-1] - i - 1)))
+    return torch.stack(rows, dim=2)
+
+
 def features(x, feature_map, directions=None):
     """phi(x) without scale factors, because the normaliser cancels them."""
     if feature_map == "favor":

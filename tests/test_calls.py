@@ -103,21 +103,21 @@ CALLS = {
 }
 # Files, functions, and changes of file: today, and where they should go. No number: no limit.
 BUDGETS = {
-    "graph filter": (8, 44, 42),
-    "graph filter, causal, padded": (8, 50, 43),
-    "graph filter, blockwise": (10, 47, 47),
-    "p-Laplacian": (12, 78, 49),
+    "graph filter": (8, 45, 42),
+    "graph filter, causal, padded": (8, 51, 43),
+    "graph filter, blockwise": (10, 51, 48),
+    "p-Laplacian": (12, 88, 53),
     "AGF": (8, 44, 46),
     "AGF, causal": (10, 70, 77),
     "kernel": (10, 43, 44),
-    "kernel, Exponential": (12, 63, 57),
+    "kernel, Exponential": (12, 64, 56),
     "kernel, Toeplitz": (12, 61, 57),
     "kernel, Tree": (12, 60, 55),
-    "kernel, GraphDiffusion": (15, 87, 67),
-    "graph kernel, RandomWalk": (11, 67, 47),
-    "converted Llama": (9, 38, 38),
-    "converted BERT": (9, 46, 44),
-    "convert and revert Llama": (12, 132, 670),
+    "kernel, GraphDiffusion": (15, 88, 66),
+    "graph kernel, RandomWalk": (11, 70, 46),
+    "converted Llama": (9, 40, 39),
+    "converted BERT": (9, 47, 44),
+    "convert and revert Llama": (12, 132, 671),
 }
 TARGETS = {
     "p-Laplacian": (8, None, None),

@@ -246,6 +246,7 @@ def built_layer(name, options, **own):
 def test_all_that_a_layer_adds_to_its_projections_carries_the_multiplier(name, options):
     layer = built_layer(name, options, coefficient_learning_rate_multiplier=30)
     own = [getattr(layer, part, None) for part in ("singular_dense", "_additive_score")]
+    own.append(getattr(getattr(layer, "mask", None), "gates", None))
     projections = [*projections_of(layer).values(), *own]
     theirs = {id(v) for p in projections if p is not None for v in p.weights}
     for variable in layer.trainable_weights:
@@ -268,7 +269,7 @@ def test_by_default_coefficients_and_masks_move_as_far_as_their_multipliers_say(
         optimizer.apply([keras.ops.ones(weight.shape) for weight in weights])
         moved.append([np.abs(to_numpy(w) - s).max() for w, s in zip(weights, starts, strict=True)])
     of_mask = getattr(layer, "mask", None)
-    of_mask = {id(weight) for weight in of_mask.weights} if of_mask else set()
+    of_mask = {id(weight) for weight in of_mask.coefficients} if of_mask else set()
     of_filter = {id(weight) for weight in layer.coefficients} - of_mask
     for weight, plain, fast in zip(weights, *moved, strict=True):
         expected = MASK_MULTIPLIER if id(weight) in of_mask else 1.0

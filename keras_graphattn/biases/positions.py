@@ -14,7 +14,7 @@ from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import Positions, Rows, Shape, finite
 from keras_graphattn.masks.toeplitz import toeplitz_rows
 from keras_graphattn.numerics.precision import constant, take
-from keras_graphattn.types import Float, Tensor
+from keras_graphattn.types import Float, Int, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -135,7 +135,9 @@ class RelativePositions(Bias):
         share = math.log(distance / exact) / math.log(self.max_distance / exact)
         return first + min(exact + int(share * (side - exact)), side - 1)
 
-    def _of_offsets(self, offsets: Positions, parameters: Tensors) -> Float[Tensor, "N _ ..."]:
+    def _of_offsets(
+        self, offsets: Int[Tensor, "..."], parameters: Tensors
+    ) -> Float[Tensor, "N _ ..."]:
         """The numbers for offsets i - j, of any shape."""
         farthest = self.max_distance
         buckets = [self.bucket_of(-offset) for offset in range(-farthest, farthest + 1)]

@@ -20,7 +20,7 @@ from keras_graphattn.checks import folder as local_folder
 from keras_graphattn.files import whole_file
 from keras_graphattn.graphs.graph import Graph
 from keras_graphattn.masks.graphs.walks import random_walks
-from keras_graphattn.types import Int
+from keras_graphattn.types import Float, Int
 
 FORM_OF_FILES = 2  # counts up if the same call computes something else
 
@@ -35,11 +35,11 @@ def precompute(
 ) -> list[Array]:
     """Computes walks, distances or paths of graphs, with a progress bar.
 
-    `GraphBatches` takes the results as `node_arrays`, or as `pair_arrays` for distances and paths.
+    `GraphBatches` takes walks as `node_arrays`, and the other results as `pair_arrays`.
 
     Args:
         graphs: The graphs.
-        kind: `"walks"`, `"distances"` or `"paths"`.
+        kind: `"walks"`, `"distances"`, `"paths"` or `"walk_probabilities"`.
             `"walks"`: integers (n, num_walks, walk_length), random walks from each node with
             probabilities proportional to edge weights, and -1 after the end of a walk. Options
             `num_walks=50`, `walk_length=4`, `seed=0`. Every graph has its own seed, from `seed` and
@@ -50,6 +50,9 @@ def precompute(
             to node, rows of `graph.edges`, and -1 after the end of the path. Where several paths
             are shortest, it is one of them. Option `hops=5`: how many edges of a path count, the
             first ones.
+            `"walk_probabilities"`: numbers (n, n, num_steps), where entry k is the probability that
+            a random walk from the first node is at the second after k steps, [I, M, M^2, ...] with
+            M = D^-1 W. A node without edges has no walks. Option `num_steps=8`.
         cache_dir: A folder where results are kept and found again. The file's name depends on the
             graphs and on all options. A damaged file is computed again. If the folder cannot be
             written to, there is a warning, and the results are returned.
@@ -69,7 +72,8 @@ def precompute(
     [[0, 1, 2, -1], [1, 0, 1, -1], [2, 1, 0, -1], [-1, -1, -1, 0]]
 
     Source: walks: Choromanski et al., arXiv 2107.07999, Section 4.2. Edges on paths:
-    Ying et al., arXiv 2106.05234, Section 3.1.3.
+    Ying et al., arXiv 2106.05234, Section 3.1.3. Probabilities of walks: Ma et al.,
+    arXiv 2305.17589, Section 3.1.
     """
     graphs = checked_graphs(graphs)
     compute, defaults = _KINDS[one_of(*_KINDS)("kind", kind, {})]
@@ -140,11 +144,22 @@ def _paths(place: int, graph: Graph, hops: int) -> Int[Array, "n n hops"]:
     return paths
 
 
+def _walk_probabilities(place: int, graph: Graph, num_steps: int) -> Float[Array, "n n num_steps"]:
+    weights = graph.adjacency().toarray().astype("float64")
+    total = weights.sum(axis=1, keepdims=True)
+    step = weights / np.where(total > 0.0, total, 1.0)
+    powers = [np.eye(graph.num_nodes)]
+    for _ in range(num_steps - 1):
+        powers.append(powers[-1] @ step)
+    return np.stack(powers, axis=-1).astype("float32")
+
+
 # The function of each kind, and its options with their defaults.
 _KINDS: dict[str, tuple[Callable[..., Array], dict[str, int]]] = {
     "walks": (_walks, {"num_walks": 50, "walk_length": 4, "seed": 0}),
     "distances": (_distances, {}),
     "paths": (_paths, {"hops": 5}),
+    "walk_probabilities": (_walk_probabilities, {"num_steps": 8}),
 }
 
 

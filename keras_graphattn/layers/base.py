@@ -40,7 +40,8 @@ from keras_graphattn.checks import (
 )
 from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.coefficient_rate import CoefficientRate, Filtered
-from keras_graphattn.filters.filter import Filter
+from keras_graphattn.filters import Filter
+from keras_graphattn.filters import get as get_filter
 from keras_graphattn.keras_internals import keras_mask_of
 from keras_graphattn.layers.attention_axes import AttentionAxes
 from keras_graphattn.layers.conversion_mark import ConversionMark
@@ -207,9 +208,10 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             axes, attention_mask, query_mask, visible_keys, use_causal_mask
         )
         returns_matrix = return_attention_scores or return_filter_matrix
-        self._check_scores(attention_bias, bias_inputs)
-        if axes is not None and attention_bias is not None:
-            attention_bias = axes.joined_entries(attention_bias)
+        if attention_bias is not None or bias_inputs is not None:
+            self._check_scores(attention_bias, bias_inputs)
+            if axes is not None and attention_bias is not None:
+                attention_bias = axes.joined_entries(attention_bias)
         call = Call(
             *(visibility, training, returns_matrix, mask_inputs, non_finite),
             *(attention_bias, bias_inputs),
@@ -535,10 +537,42 @@ def padding_of(
     return keras_mask_of(tokens) if mask is None else mask
 
 
+def finite_tokens(
+    *tensors: Float[Tensor, "B ..."],
+) -> tuple[tuple[Float[Tensor, "B ..."], ...], Bool[Tensor, "B ..."]]:
+    """The inputs with zeros for tokens that hold NaN or infinity, and which tokens these are.
+
+    A token that does so in one input is zero in all of them.
+    """
+    distinct = {id(x): x for x in tensors}
+    finite: Any = None
+    for x in distinct.values():
+        finite = all_of(finite, ops.all(ops.isfinite(x), axis=-1, keepdims=True))  # (B, T, 1)
+    clean = {key: ops.where(finite, x, ops.cast(0.0, x.dtype)) for key, x in distinct.items()}
+    return tuple([clean[id(x)] for x in tensors]), ops.logical_not(finite[..., 0])
+
+
+def is_key_mask(shape: Shape) -> bool:
+    """Whether the shape is (B, 1, S) or (B, 1, 1, S)."""
+    return len(shape) in (3, 4) and all(size == 1 for size in shape[1:-1])
+
+
+def optional_filter(
+    filter: str | Filter | dict[str, Any] | None, order: int | None
+) -> Filter | None:
+    """The filter for the arguments `filter` and `order` of a layer that may have none."""
+    if filter is None and order is not None:
+        raise ValueError(
+            f"`order` is an option of a filter. Received: filter=None, order={order!r}. Set "
+            "`filter`, or leave out `order`."
+        )
+    return None if filter is None else get_filter(filter, order)
+
+
 class SoftmaxAttention(AttentionLayer):
     """Base of the layers whose operator is a softmax of scores: a bias may be added to them."""
 
-    bias: Bias | None = None
+    bias: Bias | None
 
     def __init__(self, *args: Any, bias: Any = None, **kwargs: Any) -> None:
         chosen = None if bias is None else biases.get(bias)
@@ -553,7 +587,8 @@ class SoftmaxAttention(AttentionLayer):
     def add_coefficients(self, query_shape: Shape) -> None:
         super().add_coefficients(query_shape)
         if self.bias is not None:
-            self.bias.build_in(self, (*query_shape[:2], self.num_heads, self.value_dim))
+            shape = (*query_shape[:2], self.num_heads, self.value_dim)
+            self.bias.build_in(self, shape, tuple(query_shape))
 
     def logits(self, key: Float[Tensor, "B S N H"], call: Call) -> Logits | None:
         """What becomes of the scores of one call with these keys; `None` if they stay."""

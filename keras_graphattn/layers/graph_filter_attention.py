@@ -59,9 +59,8 @@ class GraphFilterAttention(SelfAttention):
             filter matrix.
             `"dense"` by default, `"fused"` with `flash_attention=True`.
         block_size: Number of query rows at a time on the blockwise path.
-        bias: Numbers that are added to the scores: a bias of `keras_graphattn.biases`, such as
-            `RelativePositions()`, or the name of one that needs no argument. A bias with weights
-            belongs to one layer.
+        bias: Numbers that are added to the scores: a bias of `keras_graphattn.biases`, or the name
+            of one that needs no argument. A bias with weights belongs to one layer.
         num_key_value_heads: The number of heads for keys and values, `num_heads` by default.
             Each of them is shared by num_heads / num_key_value_heads query heads (grouped-query
             attention). The projections are then those of `keras.layers.GroupQueryAttention`.
@@ -196,8 +195,10 @@ class GraphFilterAttention(SelfAttention):
         self, operator: Operator, values: Float[Tensor, "B T N D"], call: Call
     ) -> Float[Tensor, "B T N D"]:
         drop = self._dropout_in(call.training) if self.dropout_on == "filter" else None
+        if drop is None and self.filter is not None:
+            return self.filtered(self.filter, operator, values)
         if drop is None:
-            return super().attended(operator, values, call)
+            return operator(values)
         return MatrixOperator(drop(self.filter_matrix(operator.matrix())))(values)  # H
 
     def operator_of_rows(

@@ -13,9 +13,10 @@ from keras_graphattn.layers.base import (
     Shape,
     SoftmaxAttention,
     Tokens,
+    is_key_mask,
     refuse_options,
 )
-from keras_graphattn.layers.kernel_base import KernelLayer, is_key_mask
+from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.masks.graphs.walks import RandomWalk, kernel_of_steps
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
@@ -214,13 +215,13 @@ class GraphKernelAttention(SoftmaxAttention, KernelLayer):
     def operator(self, tokens: Tokens, call: Call) -> Operator:
         if self.feature_map is not None:
             return self.kernel_operator(tokens, call)
-        _, query, key, value = tokens
+        query, key, value = tokens[1:]
         visible = call.visibility.joined(ops.shape(key)[1])
         if self.score == "additive":
             scores = self._additive_score(query, key)  # S, (B, N, T, T)
         else:
             scores = at_least_float32(scores_of(query, key, self.score_scale))
-        factors, non_finite = self._factors(scores, visible, call)
+        factors, non_finite = self._factors(tokens, scores, visible, call)
         return WeightedSoftmaxOperator(
             scores,
             factors,
@@ -233,12 +234,15 @@ class GraphKernelAttention(SoftmaxAttention, KernelLayer):
 
     def _factors(
         self,
+        tokens: Tokens,
         scores: Float[Tensor, "B N T T"],
         visible: Bool[Tensor, "B? N? T? T?"] | None,
         call: Call,
     ) -> tuple[Float[Tensor, "B? N? T T"], Bool[Tensor, "B N? T"] | None]:
         """M, and which nodes depend on a non-finite token, or `None` if no node can."""
         inputs = dict(call.mask_inputs or {})
+        if self.mask.reads_tokens:
+            inputs |= self.read_inputs(tokens.inputs, call)
         non_finite = None if call.non_finite is None else call.non_finite[:, None]  # (B, 1, T)
         if not self.dynamic_walks:
             return self.mask.dense(ops.shape(scores)[-1], **inputs), non_finite

@@ -5,12 +5,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn import feature_maps, filters
+from keras_graphattn import feature_maps
 from keras_graphattn.checks import checked, is_one_of, optional, size, tensor, whole
 from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.feature_maps import FeatureMap
 from keras_graphattn.filters import Filter
-from keras_graphattn.layers.base import Call, Tokens, padding_of, refuse_options
+from keras_graphattn.layers.base import Call, Tokens, optional_filter, padding_of, refuse_options
 from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.masks import get
 from keras_graphattn.masks.mask import Mask
@@ -138,12 +138,7 @@ class MaskedKernelAttention(KernelLayer):
                 f"{kind}, `path` must be one of {list(paths)}. Received: path={path!r}"
             )
         feature_chunk = optional(whole())("feature_chunk", feature_chunk, {})
-        if filter is None and order is not None:
-            raise ValueError(
-                f"`order` is an option of a filter. Received: filter=None, order={order!r}. Set "
-                "`filter`, or leave out `order`."
-            )
-        chosen = None if filter is None else filters.get(filter, order)
+        chosen = optional_filter(filter, order)
         feature_map = feature_maps.get(feature_map)
         super().__init__(num_heads, key_dim, value_dim, dropout, feature_map=feature_map, **kwargs)
         if chosen is not None:
@@ -233,9 +228,13 @@ class MaskedKernelAttention(KernelLayer):
         tokens = without_padding(ops.cast(tokens, self.compute_dtype), padding_mask)
         query, key = self.query_dense(tokens), self.key_dense(tokens)
         features = self.features(query, key, padding_mask, padding_mask, fixed_scale=True)
-        operator = _Steps(*features, mask, mask_inputs, states=state)
+        call = Call(Visibility(queries=padding_mask), mask_inputs=mask_inputs)
+        inputs = dict(mask_inputs or {})
+        if mask.reads_tokens:
+            inputs |= self.read_inputs(tokens, call)
+        operator = _Steps(*features, mask, inputs, states=state)
         value = self.value_dense(tokens)
-        outputs = operator.finished(super().attended(operator, value, Call(Visibility())))
+        outputs = operator.finished(super().attended(operator, value, call))
         return self._project_out(outputs, tokens), tuple(operator.following)
 
     def get_config(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ A new mask is one file in this folder and one line in `MASKS`.
 
 from keras_graphattn.masks.chunked import Causal, Exponential, Segments
 from keras_graphattn.masks.entries import Entries
+from keras_graphattn.masks.gated_decay import GatedDecay
 from keras_graphattn.masks.graphs.diffusion import GraphDiffusion
 from keras_graphattn.masks.graphs.random_features import GraphRandomFeatures
 from keras_graphattn.masks.graphs.walks import RandomWalk
@@ -24,6 +25,7 @@ MASKS |= {
     "causal": Causal,
     "entries": Entries,
     "exponential": Exponential,
+    "gated_decay": GatedDecay,
     "graph_diffusion": GraphDiffusion,
     "graph_random_features": GraphRandomFeatures,
     "hypercube": Hypercube,
@@ -41,6 +43,7 @@ __all__ = [
     "Causal",
     "Entries",
     "Exponential",
+    "GatedDecay",
     "GraphDiffusion",
     "GraphRandomFeatures",
     "Hypercube",

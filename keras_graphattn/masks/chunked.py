@@ -1,7 +1,7 @@
 """Masks that attention computes in chunks of tokens: causal, segments, exponentials, and products.
 
     out_i = sum_j M[i, j] (phi(q_i) . phi(k_j)) x_j
-    M[i, j] = [j <= i if causal] [same segment] sum_r c_r exp(-a_r |i - j|)
+    M[i, j] = [j <= i if causal] [same segment] sum_r c_r exp(-a_r |i - j|) exp(g_j+1 + ... + g_i)
 
 Inside a chunk, a small matrix has all pairs of tokens. The tokens outside the chunk enter as one
 m x D sum per chunk and exponential. The time is O(n (chunk + m) D), and there is never an (n, m, D)
@@ -10,7 +10,8 @@ tensor. The sums over all chunks before one are
     S_c = sum_{c' < c} decay^(c - 1 - c') [source_c' = target_c] u_c'
 
 They come from a small matrix of all pairs of the chunks of one group, and from the sum before the
-group, which comes from the sums of whole groups in the same way. A `scan` would be simpler, but its
+group, which comes from the sums of whole groups in the same way. With gates g, which are at most 0,
+the decay is another one for each chunk. A `scan` would be simpler, but its
 gradient does not compile under XLA on TensorFlow. Exponents are never positive, so nothing
 overflows for any decay.
 """
@@ -38,7 +39,8 @@ from keras_graphattn.masks.mask import (
     in_one_dtype,
 )
 from keras_graphattn.numerics.blocks import cut_into_chunks, first_of
-from keras_graphattn.numerics.precision import matmul, size_tensor, take, zero_where_masked
+from keras_graphattn.numerics.interval_sums import sums_behind, sums_between
+from keras_graphattn.numerics.precision import matmul, pad, size_tensor, take, zero_where_masked
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 CHUNK = 64  # tokens in a chunk
@@ -97,19 +99,24 @@ class Decay(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The factor of tokens i and j: [j <= i] [same segment] sum_r c_r exp(-a_r |i - j|)."""
+    """The factor of tokens i and j: [j <= i] [same segment] sum_r c_r exp(-a_r |i - j|).
+
+    With `log_gates`, which need `causal`, it is multiplied by exp(g_j+1 + ... + g_i).
+    """
 
     causal: bool = False
     decay: Decay | None = None
     segment_ids: Int[Tensor, "B T"] | None = None
+    log_gates: Float[Tensor, "B T N"] | None = None  # finite, at most 0
 
     def times(self, other: "Form") -> "Form":
-        """The form of the product of two masks, at most one of which has segments."""
+        """The form of the product of two masks; at most one has segments, at most one gates."""
         decay = other.decay if self.decay is None else self.decay
         if self.decay is not None and other.decay is not None:
             decay = self.decay.product(other.decay)
         ids = other.segment_ids if self.segment_ids is None else self.segment_ids
-        return Form(self.causal or other.causal, decay, ids)
+        gates = other.log_gates if self.log_gates is None else self.log_gates
+        return Form(self.causal or other.causal, decay, ids, gates)
 
 
 class ChunkedState(NamedTuple):
@@ -201,13 +208,14 @@ def attention_by_form(
         chunk_size = CHUNK if form.causal else CHUNK_TWO_SIDED
     runs = None
     if form.segment_ids is not None:
-        runs, kept = _runs(form.segment_ids, None if state is None else state.segment)
+        runs, kept = runs_of(form.segment_ids, None if state is None else state.segment)
         kept = kept[:, :, None, None]
         query, key, x = (zero_where_masked(t, kept) for t in (query, key, x))
+    gates = None if form.log_gates is None else ops.transpose(form.log_gates, (0, 2, 1))
     length = x.shape[1] if isinstance(x.shape[1], int) else None
     if state is None and length is not None and length <= chunk_size:
         scores = ops.einsum("btnm,bsnm->bnts", query, key)
-        return ops.einsum("bnts,bsnd->btnd", _masked(scores, runs, form), x)
+        return ops.einsum("bnts,bsnd->btnd", _masked(scores, runs, form, gates), x)
     chunk_size = chunk_size if length is None else min(chunk_size, length)
     batch, size, heads, width = ops.shape(x)
     # (B, T, N, ...) -> (B, N, C, c, ...)
@@ -216,8 +224,10 @@ def attention_by_form(
     )
     if runs is not None:
         runs = cut_into_chunks(runs[:, None], chunk_size, -1)[:, 0]  # (B, C, c)
-    outputs = matmul(_masked(matmul(query, ops.swapaxes(key, -1, -2)), runs, form), x)
-    outputs = outputs + _outside(query, key, x, runs, form.decay, state=state)
+    if gates is not None:
+        gates = cut_into_chunks(gates, chunk_size)  # (B, N, C, c)
+    outputs = matmul(_masked(matmul(query, ops.swapaxes(key, -1, -2)), runs, form, gates), x)
+    outputs = outputs + _outside(query, key, x, runs, form.decay, gates, state=state)
     if not form.causal:
         outputs = outputs + _outside(query, key, x, runs, form.decay, reverse=True)
     outputs = first_of(ops.reshape(outputs, (batch, heads, -1, width)), size, axis=2)
@@ -228,7 +238,7 @@ def advanced_state(state: ChunkedState, key: Features, x: Signal, form: Form) ->
     """The state after new tokens, for tensors of one dtype."""
     keep, segment = 1.0, state.segment
     if form.segment_ids is not None:
-        runs, kept = _runs(form.segment_ids, state.segment)
+        runs, kept = runs_of(form.segment_ids, state.segment)
         # only the last run can continue in later tokens
         last = ops.logical_and(ops.equal(runs, runs[:, -1:]), kept)
         key, x = (zero_where_masked(t, last[:, :, None, None]) for t in (key, x))
@@ -240,11 +250,15 @@ def advanced_state(state: ChunkedState, key: Features, x: Signal, form: Form) ->
         key = form.decay.times(key, length - 1 - ops.arange(length, dtype="int32"))
         rates = ops.repeat(rates, state.sums.shape[2] // rates.shape[1], axis=1)
         keep = keep * ops.exp(-rates * size_tensor(length, rates.dtype))[:, :, None]
+    if form.log_gates is not None:
+        gates = ops.transpose(form.log_gates, (0, 2, 1))[:, :, None]  # (B, N, 1, t)
+        key = key * ops.swapaxes(ops.exp(sums_behind(gates)), -1, -2)
+        keep = keep * ops.exp(ops.sum(gates, axis=-1, keepdims=True))
     sums = keep * ops.cast(state.sums, x.dtype) + ops.einsum("bnjf,bjnd->bnfd", key, x)
     return ChunkedState(sums, segment)
 
 
-def _runs(
+def runs_of(
     ids: Int[Tensor, "B T"], before: Int[Tensor, " B"] | None = None
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
     """The number of each token's run of equal ids, and which tokens are not padding.
@@ -258,9 +272,15 @@ def _runs(
 
 
 def _masked(
-    scores: Float[Tensor, "B N ..."], runs: Int[Tensor, "B ..."] | None, form: Form
+    scores: Float[Tensor, "B N ..."],
+    runs: Int[Tensor, "B ..."] | None,
+    form: Form,
+    gates: Float[Tensor, "B N ..."] | None,
 ) -> Float[Tensor, "B N ..."]:
     """phi(Q) phi(K)^T of the tokens of each chunk, times M."""
+    if gates is not None:
+        behind = ops.arange(1, scores.shape[-1] + 1, dtype="int32")
+        scores = scores * ops.exp(sums_between(gates, behind, behind))
     if form.decay is not None:
         order = ops.arange(scores.shape[-1], dtype=scores.dtype)
         factors = form.decay.matrix(ops.abs(order[:, None] - order))  # (N, c, c)
@@ -277,6 +297,7 @@ def _outside(
     x: Chunks,
     runs: Int[Tensor, "B C c"] | None,
     decay: Decay | None,
+    gates: Float[Tensor, "B N C c"] | None = None,
     reverse: bool = False,
     state: ChunkedState | None = None,
 ) -> Chunks:
@@ -292,6 +313,9 @@ def _outside(
         key = key * ops.cast(ops.equal(runs, source[..., None]), x.dtype)[:, None, ..., None]
     if decay is not None:
         key = decay.times(key, to_edge)
+    if gates is not None:
+        behind_chunk = sums_between(gates, order + 1, order[-1:] + 1)  # (B, N, C, 1, c)
+        key = key * ops.swapaxes(ops.exp(behind_chunk), -1, -2)
     decays = 1 if decay is None else decay.rates.shape[1]
     updates = matmul(ops.swapaxes(key, -1, -2), x)  # (B, N, C, R m, D)
     features = updates.shape[3]
@@ -309,6 +333,11 @@ def _outside(
         updates = ops.flip(updates, axis=3)
         source, target = (x if x is None else ops.flip(x, axis=1) for x in (source, target))
     log_decay = None if decay is None else -float(size) * decay.rates
+    if gates is not None:
+        of_chunks = ops.sum(gates, axis=-1)[:, :, None]  # (B, N, 1, C)
+        if state is not None:  # nothing decays over the state, which comes first
+            of_chunks = pad(of_chunks, ((0, 0), (0, 0), (0, 0), (1, 0)))
+        log_decay = of_chunks if log_decay is None else log_decay[:, :, None] + of_chunks
     sums = _sums_before(updates, log_decay, source, target)
     if reverse:
         sums = ops.flip(sums, axis=3)
@@ -322,41 +351,53 @@ def _outside(
         # One exponential is a factor for each row. On the product, it can be fused with the sum
         # that follows, in one pass over memory.
         outputs = decay.times(matmul(query, sums), size - to_edge, weighted=True)
+    if gates is not None:
+        outputs = outputs * ops.exp(sums_between(gates, order[:1], order + 1))
     return outputs if reached is None else outputs * reached
 
 
 def _sums_before(
     updates: Float[Tensor, "B N R C F"],
-    log_decay: Float[Tensor, "N R"] | None,
+    log_decay: Float[Tensor, "N R"] | Float[Tensor, "B N R C"] | None,
     source: Int[Tensor, "B C"] | None,
     target: Int[Tensor, "B C"] | None,
     is_cut: bool = True,
 ) -> Float[Tensor, "B N R C F"]:
     """S_c of each chunk, from updates u_c with contiguous segments `source`, cut into groups.
 
-    `log_decay` is the logarithm of the decay from chunk to chunk, at most 0.
+    `log_decay` is the logarithm of the decay over a chunk, at most 0: one number for all chunks, or
+    one for each.
     """
     batch, heads, decays, count, width = ops.shape(updates)
+    varies = log_decay is not None and len(log_decay.shape) == 4
     is_known, dtype = isinstance(count, int), updates.dtype
     # the other backends cannot derive the shapes of an open number of groups
     is_cut = is_cut and (count > GROUP if is_known else keras.backend.backend() == "tensorflow")
     if not is_cut:
         size, updates = count, updates[:, :, :, None]
+        log_decay = log_decay[:, :, :, None] if varies else log_decay  # type: ignore[index]
         source, target = (x if x is None else x[:, None] for x in (source, target))
     else:
         size = -(-count // -(-count // GROUP)) if is_known else GROUP_OF_OPEN
         updates = cut_into_chunks(ops.reshape(updates, (batch, -1, count, width)), size)
         updates = ops.reshape(updates, (batch, heads, decays, *ops.shape(updates)[2:]))
+        if varies:
+            log_decay = cut_into_chunks(ops.reshape(log_decay, (batch, -1, count)), size)
+            log_decay = ops.reshape(log_decay, (batch, heads, decays, -1, size))
         source, target = (
             x if x is None else cut_into_chunks(x[:, None], size, -1)[:, 0]
             for x in (source, target)
         )
     # u is (B, N, R, groups, size, F) now, source and target (B, groups, size)
 
-    def factors(steps: Tensor, targets: Tensor, sources: Tensor) -> Tensor:
+    def factors(first: Tensor, behind: Tensor, targets: Tensor, sources: Tensor) -> Tensor:
+        """The decay over the chunks first <= c < behind of each group; 0 if first > behind."""
+        steps = behind[:, None] - first
         powers = ops.cast(ops.maximum(steps, 0), dtype)
         decayed = ops.ones_like(powers)
-        if log_decay is not None:
+        if varies:
+            decayed = ops.exp(sums_between(log_decay, first, behind))
+        elif log_decay is not None:
             decayed = ops.exp(log_decay[:, :, None, None, None] * powers)
         decayed = ops.where(steps >= 0, decayed, ops.cast(0.0, dtype))
         if targets is None:
@@ -365,15 +406,17 @@ def _sums_before(
         return decayed * ops.cast(same, dtype)[:, None, None]
 
     order = ops.arange(size, dtype="int32")
-    sums = matmul(factors(order[:, None] - order - 1, target, source), updates)
+    sums = matmul(factors(order + 1, order, target, source), updates)
     if is_cut:  # and the sum before each group, which comes from the sums of whole groups
         last = None if source is None else source[:, :, -1:]
         first = None if target is None else target[:, :, :1]
-        totals = matmul(factors(size - 1 - order[None], last, source), updates)
+        totals = matmul(factors(order + 1, order[-1:] + 1, last, source), updates)
         ends, starts = (x if x is None else x[:, :, 0] for x in (last, first))
-        group_decay = None if log_decay is None else size * log_decay
+        group_decay = ops.sum(log_decay, axis=-1) if varies else None
+        if log_decay is not None and not varies:
+            group_decay = size * log_decay
         before = _sums_before(totals[:, :, :, :, 0], group_decay, ends, starts, is_known)
-        sums = sums + factors(order[:, None], target, first) * before[:, :, :, :, None]
+        sums = sums + factors(order[:1], order, target, first) * before[:, :, :, :, None]
     sums = ops.reshape(sums, (batch, heads, decays, -1, width))
     return first_of(sums, count, axis=3) if is_cut else sums
 
@@ -399,10 +442,14 @@ class ChunkedMask(Mask):
         if form.decay is not None:
             dtype = form.decay.rates.dtype
             rows = form.decay.matrix(ops.cast(ops.abs(distance), dtype))[None]  # (1, N, R, T)
+        if form.log_gates is not None:
+            gates = ops.transpose(form.log_gates, (0, 2, 1))[:, :, None]  # (B, N, 1, T)
+            gates = zero_where_masked(gates, distance >= 0)
+            rows = ops.cast(rows, gates.dtype) * ops.exp(sums_behind(gates))
         if form.causal:
             rows = ops.where(distance >= 0, rows, ops.cast(0.0, rows.dtype))
         if form.segment_ids is not None:
-            runs, kept = _runs(form.segment_ids)
+            runs, kept = runs_of(form.segment_ids)
             seen = ops.equal(take(runs, positions, axis=1)[:, :, None], runs[:, None, :])
             seen = ops.logical_and(seen, kept[:, None, :])  # (B, R, T)
             rows = ops.where(seen[:, None], rows, ops.cast(0.0, rows.dtype))

@@ -44,7 +44,7 @@ from keras_graphattn.numerics.custom_gradient import kept_with
 from keras_graphattn.numerics.precision import constant, pad, size_tensor, take
 from keras_graphattn.operators.kernel import masked_scores
 from keras_graphattn.serialization import resolve
-from keras_graphattn.types import Float, Int, Num, Tensor
+from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 Signal = Num[Tensor, "B T N D"]
 Features = Num[Tensor, "B T N m"]
@@ -90,6 +90,9 @@ class PairMatrix(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
 
     Attributes:
         inputs_at_call: Names of the tensors that every call needs, such as segment ids.
+        reads_tokens: Whether a layer computes tensors of `inputs_at_call` from its tokens, with
+            weights of this object, which then writes `build_reader` and `inputs_of_tokens`. Nobody
+            gives these tensors to the layer.
         hides_keys: Whether the matrix may hide a key from a query.
     """
 
@@ -97,6 +100,7 @@ class PairMatrix(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
 
     kind: ClassVar[str] = "mask"  # in errors; with "_inputs", the argument of a call
     inputs_at_call: tuple[str, ...] = ()
+    reads_tokens: bool = False
     hides_keys: bool = True
     _settings: tuple[str, ...] = ()  # arguments that the configuration takes from attributes
     _parameter_names: tuple[str, ...] = ()
@@ -136,6 +140,18 @@ class PairMatrix(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
                 f"with a known number of heads. Received: shape={tuple(input_shape)}"
             )
         self.num_heads = int(input_shape[2])
+
+    def build_reader(self, tokens_shape: Shape) -> None:
+        """Creates the weights that read a layer's tokens (B, T, d), if there are any."""
+
+    def inputs_of_tokens(
+        self, tokens: Float[Tensor, "B T d"], kept: Bool[Tensor, "B T"] | None
+    ) -> Tensors:
+        """The tensors of `inputs_at_call` that are read from a layer's tokens, by name.
+
+        `kept` marks tokens that are not padding.
+        """
+        return {}
 
     def parameters(self) -> Tensors:
         """The differentiable tensors that define M after `build`, by name, in at least float32.
@@ -294,13 +310,19 @@ are numbered within the example, from 0; -1 marks a root.
 
     # For layers
 
-    def build_in(self, layer: keras.layers.Layer, signal_shape: Shape) -> None:
+    @property
+    def given_inputs(self) -> tuple[str, ...]:
+        """The names of `inputs_at_call` that a layer does not read from its tokens."""
+        return () if self.reads_tokens else self.inputs_at_call
+
+    def build_in(self, layer: keras.layers.Layer, signal_shape: Shape, tokens_shape: Shape) -> None:
         """Makes the object a part of a layer. It may be built already, by hand or from a file.
 
         Raises:
             ValueError: For weights that belong to another layer, or are for other heads.
         """
-        for part in walk(self):
+        parts = [part for part in walk(self) if isinstance(part, PairMatrix)]
+        for part in parts:
             parent = None if part._parent is None else part._parent()
             if part.weights and part._parent is not None and parent is not layer:
                 raise ValueError(
@@ -316,15 +338,21 @@ are numbered within the example, from 0; -1 marks a root.
             move(self, layer)
         else:
             self.build(signal_shape)
-        for part in walk(self):
+        for part in parts:
             part._parent = weakref.ref(layer)
+            if self.reads_tokens:
+                part.build_reader(tokens_shape)
 
     def of_call(
         self, inputs: Tensors, sizes: Sizes, length: Length | None
     ) -> tuple[Tensors, Tensors, Flags, Length]:
         """The weights and the inputs of a call in one dtype, and which examples are wrong."""
         tensors, wrong, length = self._prepared(inputs, sizes, length)
-        _, parameters, tensors = in_one_dtype((), self.parameters(), tensors)
+        parameters, of_policy = (
+            self.parameters(),
+            ops.zeros((), widest_dtype((), self.compute_dtype)),
+        )
+        _, parameters, tensors = in_one_dtype((of_policy,), parameters, tensors)
         return parameters, tensors, wrong, length
 
     # The steps of a call
@@ -352,9 +380,9 @@ are numbered within the example, from 0; -1 marks a root.
 
     def _call_hint(self) -> str:
         """The way to pass the tensors that every call needs, for an error message."""
-        if not self.inputs_at_call:
+        if not self.given_inputs:
             return f"no `{self.kind}_inputs`"
-        names = ", ".join(f'"{name}": ...' for name in self.inputs_at_call)
+        names = ", ".join(f'"{name}": ...' for name in self.given_inputs)
         return f"{self.kind}_inputs={{{names}}}"
 
     def _prepared(self, inputs: Tensors, sizes: Sizes, length: Length | None) -> Prepared:
@@ -584,7 +612,7 @@ class Mask(PairMatrix):
             ValueError: For a wrong number of heads, a wrong length, and wrong inputs.
         """
         sizes: Sizes = {}
-        for letter, size in zip("BT", x.shape[:2], strict=True):
+        for letter, size in zip("BTN", x.shape[:3], strict=True):
             if isinstance(size, int):
                 sizes[letter] = size, "x"
         prepared = self._prepared(inputs, sizes, ops.shape(x)[1])
@@ -681,8 +709,8 @@ class Mask(PairMatrix):
         reason = "causal, but needs all earlier tokens" if self.is_causal else "not causal"
         return ValueError(
             "Token by token, attention needs a causal mask with a state of fixed size. Received: "
-            f"the mask {type(self).__name__}, which is {reason}. Use `Causal`, `Exponential("
-            "causal=True)` or a product of these."
+            f"the mask {type(self).__name__}, which is {reason}. Use `Causal`, `GatedDecay`, "
+            "`Exponential(causal=True)` or a product of these."
         )
 
 

@@ -29,6 +29,7 @@ from keras_graphattn.masks.mask import (
 )
 from keras_graphattn.operators.kernel import unmasked_attention
 from keras_graphattn.serialization import restored
+from keras_graphattn.types import Bool, Float, Tensor
 
 Kind = TypeVar("Kind", bound=Mask)
 
@@ -39,7 +40,7 @@ class Product(ChunkedMask):
 
     | factors | path |
     | --- | --- |
-    | any of `Causal`, `Segments`, `Exponential` | "chunked", linear; with a state if causal |
+    | any of `Causal`, `Segments`, `Exponential`, `GatedDecay` | "chunked"; with a state if causal |
     | these and masks of low rank | "chunked", linear |
     | masks of low rank, and at most one other mask | that mask's own path |
     | `Causal` and a mask with a causal form (`Toeplitz`) | that mask's own path, one-sided |
@@ -52,8 +53,9 @@ class Product(ChunkedMask):
             `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
     Raises:
-        ValueError: For fewer than two masks, for anything that is not a mask, and for two factors
-            that take a call-time input of the same name.
+        ValueError: For fewer than two masks, for anything that is not a mask, for two factors that
+            take a call-time input of the same name, and for a mask that reads tokens next to one
+            that hides some of the tokens between two others.
 
     Example:
 
@@ -89,6 +91,8 @@ class Product(ChunkedMask):
                 "them into one mask."
             )
         self.inputs_at_call = tuple(names)
+        self.reads_tokens = any(mask.reads_tokens for mask in self.masks)
+        self._check_readers()
         self.is_causal = any(mask.is_causal for mask in self.masks)
         self.hides_keys = any(mask.hides_keys for mask in self.masks)
         chunked = [mask for mask in self.masks if isinstance(mask, ChunkedMask)]
@@ -97,6 +101,21 @@ class Product(ChunkedMask):
         # the product has one exponential for each combination of one exponential per factor
         self.num_decays = math.prod(mask.num_decays for mask in chunked)
         self.paths = (*FORMED_PATHS, *self._own_paths(chunked))
+
+    def _check_readers(self) -> None:
+        """Raises a `ValueError` for a mask with gates of tokens that another factor hides."""
+        hiding = [
+            type(mask).__name__
+            for mask in self.masks
+            if mask.hides_keys and not mask.is_causal and not isinstance(mask, ChunkedMask)
+        ]
+        if self.reads_tokens and hiding:
+            reader = next(type(mask).__name__ for mask in self.masks if mask.reads_tokens)
+            raise ValueError(
+                f"A gate of {reader} counts for all later tokens, also where another factor hides "
+                f"its token from them. Received: a product of {reader} and {hiding[0]}. Use "
+                "factors that are causal, `Segments`, or masks without zeros."
+            )
 
     def _own_paths(self, chunked: list[ChunkedMask]) -> tuple[str, ...]:
         others = self._others
@@ -120,6 +139,16 @@ class Product(ChunkedMask):
                 mask.build(input_shape)
             elif mask._parent is None:  # else the weights keep the paths that the layer gave them
                 move(mask, self)
+
+    @property
+    def given_inputs(self) -> tuple[str, ...]:
+        return tuple(name for mask in self.masks for name in mask.given_inputs)
+
+    def inputs_of_tokens(
+        self, tokens: Float[Tensor, "B T d"], kept: Bool[Tensor, "B T"] | None
+    ) -> Tensors:
+        read = [mask.inputs_of_tokens(tokens, kept) for mask in self.masks]
+        return {name: x for inputs in read for name, x in inputs.items()}
 
     def parameters(self) -> Tensors:
         return {

@@ -83,6 +83,10 @@ _ALL = (
     ),
     Attention("gcn", "GCN", "#56b4e9", "recipes.common.training.graphs:gcn"),
     Attention("gat", "GAT", "#b8860b", "recipes.common.training.graphs:gat"),
+    Attention(
+        *("edges", "edges", "#2f4f4f", "recipes.common.training.graphs:edges"),
+        options=(*FILTER, "expander_degree", "num_virtual_nodes", RATE),
+    ),
     Attention("graph_kernel", "GKAT", "#6a3d9a", "recipes.common.training.graphs:graph_kernel"),
     Attention(
         *("graph_masked_kernel", "graph-masked kernel", "#8b0000"),

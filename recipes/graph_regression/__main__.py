@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PAPER, GFSA_PAPER = "arXiv 2106.05234", "arXiv 2312.04234"
 DATASETS = ("made", "zinc", "zinc_full")
+BIASES = ("graphormer", "grit", "decay", "none")
 ORDER = 2  # of GFSA on ZINC
 
 # Graphormer-slim on the subset of ZINC, with and without GFSA; 400,000 steps of 40 in each epoch
@@ -66,6 +67,13 @@ class GraphRegression(Recipe):
         add("--published", action="store_true", help=published)
         most = "distances of nodes above it count as it"
         add("--max-distance", type=at_least(1), default=20, help=most)
+        bias = (
+            "added to the scores of softmax and gfsa: distances and bonds on paths (graphormer), "
+        )
+        bias += "probabilities of walks (grit), a decay with the distance, or nothing"
+        add("--bias", choices=BIASES, default="graphormer", help=bias)
+        steps = "steps of walks of --bias grit, 0 included"
+        add("--bias-steps", type=at_least(1), default=8, help=steps)
         hops = "bonds of a shortest path that count, the first ones"
         add("--hops", type=at_least(1), default=5, help=hops)
 

@@ -38,6 +38,7 @@ LAYERS = {
     "agf": lambda: AttentiveGraphFilter(HEADS, HEAD, order=3, orthogonality_weight=0.1),
     "causal": lambda: MaskedKernelAttention(HEADS, HEAD, mask=masks.Causal()),
     "exponential": lambda: MaskedKernelAttention(HEADS, HEAD, mask=masks.Exponential()),
+    "gated": lambda: MaskedKernelAttention(HEADS, HEAD, mask=masks.GatedDecay()),
     "causal_agf": lambda: AttentiveGraphFilter(HEADS, HEAD, order=3, causal=True),
 }
 TOKENS = 128

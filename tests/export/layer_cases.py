@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_graphattn import layers, masks
+from keras_graphattn import biases, layers, masks
 from keras_graphattn.filters import Jacobi
 from keras_graphattn.layers.token_layer import TokenLayer
 from tests import reference_topology
@@ -51,9 +51,20 @@ def gkat(*arguments, **options):
     return kernel(*arguments, **options)._replace(kind=layers.GraphKernelAttention, padded=True)
 
 
+def along_edges(length, *inputs, **options):
+    """EdgeAttention on padded series."""
+    return Case(layers.EdgeAttention, length, lambda: dict(options), inputs, True)
+
+
 def filtered(length, kind, call=None, **options):
     """A layer without a mask object, on padded series."""
     return Case(kind, length, lambda: dict(options), (), True, call or {})
+
+
+def biased(length, bias, *inputs, **options):
+    """GraphFilterAttention with a bias, on padded series."""
+    make = lambda: {"bias": bias(), **options}  # noqa: E731
+    return Case(layers.GraphFilterAttention, length, make, tuple(inputs), True)
 
 
 GFA, AGF = layers.GraphFilterAttention, layers.AttentiveGraphFilter
@@ -67,6 +78,14 @@ CASES = {
     "gfa_causal": filtered("open", GFA, CAUSAL),
     "gfa_blockwise": filtered("open", GFA, attention_path="blockwise"),
     "gfa_fused": filtered("open", GFA, attention_path="fused"),
+    "gfa_RelativePositions": biased("open", biases.RelativePositions),
+    "gfa_HopDecay": biased("open but jax", biases.HopDecay, "distances"),
+    "gfa_Sum": biased(
+        "open but jax",
+        lambda: biases.Sum([biases.ShortestPath(), biases.EdgePath(3, 4)]),
+        *("distances", "paths"),
+        attention_path="blockwise",
+    ),
     "differential": filtered("open", layers.DifferentialAttention, CAUSAL),
     "differential_2": filtered(
         "open", layers.DifferentialAttention, version=2, filter="chebyshev", order=2
@@ -76,6 +95,10 @@ CASES = {
     "agf": filtered("open", AGF),
     "agf_chebyshev": filtered("open", AGF, filter="chebyshev", order=4),
     "agf_causal": filtered("open", AGF, causal=True),
+    "delta_rule": filtered("open", layers.GatedDeltaRule),
+    "delta_rule_packed": Case(
+        layers.GatedDeltaRule, "open", lambda: {"filter": "first_order"}, ("segment_ids",)
+    ),
     "high_frequency": filtered("open", layers.ScaledHighFrequencyAttention),
     "contra_norm": filtered("open", layers.ContraNorm, scale=0.3),
     "mean_pooling": filtered("open", layers.GraphMeanPooling),
@@ -85,6 +108,7 @@ CASES = {
     "kernel_filtered": filtered("open", layers.MaskedKernelAttention, filter="first_order"),
     "kernel_causal": kernel("open", masks.Causal, filter="first_order"),
     "kernel_exponential": kernel("open", lambda: masks.Exponential(2)),
+    "kernel_gated": kernel("open", masks.GatedDecay),
     "kernel_low_rank": kernel("open but jax", lambda: masks.LowRank(2, 40)),
     "kernel_stochastic": kernel("open", lambda: masks.StochasticPositions(2, seed=0)),
     "kernel_segments": kernel("open", masks.Segments, "segment_ids"),
@@ -115,6 +139,10 @@ CASES = {
     "kernel_random_features": kernel(
         "bound", lambda: masks.GraphRandomFeatures(EDGES, num_nodes=LENGTH)
     ),
+    "edges": along_edges("bound", graph=EDGES, num_nodes=LENGTH, num_virtual_nodes=1),
+    "edges_per_example": along_edges(
+        "open", "edges", "edge_features", edge_dim=3, expander_degree=4, filter="first_order"
+    ),
     "gkat": gkat("bound", lambda: masks.RandomWalk(EDGES, num_nodes=LENGTH)),
     "gkat_walks_per_example": gkat("open", masks.RandomWalk, "walks"),
     "gkat_factored": gkat("open", masks.RandomWalk, "walks", feature_map="favor"),
@@ -137,7 +165,10 @@ def shapes_of_inputs(length):
         "entries": ((length, length), "float32"),
         "parents": ((length,), "int32"),
         "edges": ((EDGES_PER_EXAMPLE, 2), "int32"),
+        "edge_features": ((EDGES_PER_EXAMPLE, 3), "float32"),
         "walks": ((length, WALKS, WALK_LENGTH), "int32"),
+        "distances": ((length, length), "int32"),
+        "paths": ((length, length, 4), "int32"),
     }
 
 
@@ -160,7 +191,8 @@ def _branch(name, inputs):
     case, series = CASES[name], inputs["series"]
     call = dict(case.call)
     if case.inputs:
-        call["mask_inputs"] = {key: inputs[key] for key in case.inputs}
+        takes = "bias_inputs" if "bias" in case.options() else "mask_inputs"
+        call[takes] = {key: inputs[key] for key in case.inputs}
     if issubclass(case.kind, TokenLayer):
         return case.kind(name=name, **case.options())(series, mask=inputs["padding_mask"])
     if case.padded:
@@ -188,8 +220,11 @@ def batch_for(model, batch, length):
         "segment_ids": np.sort(generator.integers(-1, 3, (batch, length)), axis=1),
         "entries": generator.uniform(0.0, 1.0, (batch, length, length)),
         "parents": np.array(parents),
-        "edges": _edges(generator, batch, length),
+        "edges": (edges := _edges(generator, batch, length)),
+        "edge_features": edges.sum(axis=-1, keepdims=True) % [2, 3, 5],  # equal where edges are
         "walks": generator.integers(0, length, (batch, length, WALKS, WALK_LENGTH)),
+        "distances": generator.integers(-2, 9, (batch, length, length)),
+        "paths": generator.integers(-1, 3, (batch, length, length, 4)),
     }
     types = {name: dtype for name, (_, dtype) in shapes_of_inputs(length).items()}
     return {name: arrays[name].astype(types[name]) for name in model.input}

@@ -42,7 +42,7 @@ def model_of(names):
     for name in names:
         x = inputs_of(["tokens"])["tokens"]
         for layer in pair_of(name):
-            mask_inputs = inputs_of(getattr(getattr(layer, "mask", None), "inputs_at_call", ()))
+            mask_inputs = inputs_of(getattr(getattr(layer, "mask", None), "given_inputs", ()))
             x = layer(x, mask_inputs=mask_inputs) if mask_inputs else layer(x)
         outputs[re.sub(r"\W+", "_", name)] = x
     model = keras.Model(inputs, outputs)

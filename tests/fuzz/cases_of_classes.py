@@ -1,8 +1,8 @@
-"""Every public layer and mask: right options, a right call of the layer, and its inputs."""
+"""Every public layer, mask and bias: right options, a right call of the layer, and its inputs."""
 
 import numpy as np
 
-from keras_graphattn import layers, masks
+from keras_graphattn import biases, layers, masks
 
 B, T, N, D, WIDTH = 2, 4, 2, 3, 6
 SIGNAL = np.random.default_rng(0).normal(size=(B, T, N, D)).astype("float32")
@@ -43,6 +43,18 @@ LAYERS = {
         "block_size": 2,
         "num_key_value_heads": 1,
     },
+    "EdgeAttention": {
+        **COMMON,
+        **FILTER,
+        "graph": np.array(GRAPH),
+        "num_nodes": 4,
+        "edge_features": np.ones((3, 2), "float32"),
+        "edge_dim": None,
+        "self_loops": True,
+        "expander_degree": 2,
+        "num_virtual_nodes": 1,
+    },
+    "GatedDeltaRule": {**COMMON, **FILTER, "convolution": 2},
     "GraphFilterAttention": {
         **COMMON,
         **FILTER,
@@ -50,6 +62,7 @@ LAYERS = {
         "attention_path": "dense",
         "block_size": 2,
         "num_key_value_heads": 1,
+        "bias": "alibi",
     },
     "GraphKernelAttention": {
         **COMMON,
@@ -84,6 +97,7 @@ MASKS = {
     "Causal": {},
     "Entries": {},
     "Exponential": {"num_decays": 2, "causal": True, "initial_rates": 0.5},
+    "GatedDecay": {"initial_memory": 5.0},
     "GraphDiffusion": {
         "graph": np.array(GRAPH),
         "edge_weights": np.ones(3),
@@ -137,9 +151,26 @@ MASKS = {
     },
 }
 
-# What the masks without a topology of their own take with each call
+BIASES = {
+    "Alibi": {"slopes": 0.5, "trainable_slopes": True},
+    "EdgePath": {"edge_types": 3, "hops": 2},
+    "HopDecay": {"free_hops": 1.0, "initial_rates": 0.5},
+    "LogMask": {"mask": masks.Causal()},
+    "RelativePositions": {"num_buckets": 8, "max_distance": 20, "bidirectional": True},
+    "ShortestPath": {"max_distance": 4},
+    "Sum": {"biases": [biases.Alibi(), biases.ShortestPath()]},
+    "WalkProbabilities": {"num_steps": 3},
+}
+
+# What the masks and biases without a topology of their own take with each call
 AT_CALL = {
+    "ShortestPath": {"distances": np.ones((B, T, T), "int32")},
+    "EdgePath": {"paths": np.ones((B, T, T, 2), "int32")},
+    "WalkProbabilities": {"walk_probabilities": np.ones((B, T, T, 3), "float32")},
+    "HopDecay": {"distances": np.ones((B, T, T), "int32")},
+    "Sum": {"distances": np.ones((B, T, T), "int32")},
     "Entries": {"entries": np.ones((B, T, T), "float32")},
+    "GatedDecay": {"log_gates": np.full((B, T, N), -0.5, "float32")},
     "Segments": {"segment_ids": np.zeros((B, T), "int32")},
 }
 
@@ -160,13 +191,17 @@ def call_of(name):
         "value_mask": np.ones((B, T), bool),
         "key_mask": np.ones((B, T), bool),
         "return_attention_scores": False,
-        "use_causal_mask": True,
+        "use_causal_mask": name != "EdgeAttention",
         **keys,
     }
 
 
 def layer(name):
     return getattr(layers, name)(**LAYERS[name])
+
+
+def bias(name):
+    return getattr(biases, name)(**BIASES[name])
 
 
 def mask(name):

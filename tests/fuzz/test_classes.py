@@ -1,4 +1,4 @@
-"""Every public layer and mask: made, called and restored with one wrong thing at a time."""
+"""Every public layer, mask and bias: made, called and restored with one wrong thing at a time."""
 
 import os
 
@@ -6,42 +6,52 @@ import keras
 import numpy as np
 import pytest
 
-from keras_graphattn import layers, masks
+from keras_graphattn import biases, layers, masks
 from tests.fuzz.attacks import HOW_OFTEN, REFUSALS, answer_or_refusal, leaves, one_wrong, tried
 from tests.fuzz.cases_of_classes import (
     AT_CALL,
+    BIASES,
     LAYERS,
     MASKS,
     SIGNAL,
     WIDTH,
     B,
+    D,
+    N,
     T,
+    bias,
     call_of,
     layer,
     mask,
 )
 
-CLASSES = [*((layers, name) for name in LAYERS), *((masks, name) for name in MASKS)]
+ROOMS = {layers: (LAYERS, layer), masks: (MASKS, mask), biases: (BIASES, bias)}
+TOKENS = np.ones((B, T, WIDTH), "float32")
+CLASSES = [(room, name) for room, (names, _) in ROOMS.items() for name in names]
 EACH_CLASS = pytest.mark.parametrize(("room", "name"), CLASSES)
 EACH_LAYER = pytest.mark.parametrize("name", sorted(LAYERS))
 
 
 def options_of(room, name):
-    return (LAYERS if room is layers else MASKS)[name]
+    return ROOMS[room][0][name]
 
 
 def made_of(room, name):
-    return layer(name) if room is layers else mask(name)
+    return ROOMS[room][1](name)
 
 
 def test_every_public_class_has_a_case():
     assert set(layers.__all__) == set(LAYERS)
     assert set(masks.__all__) == {*MASKS, "Mask"}
+    assert set(biases.__all__) == {*BIASES, "Bias"}
 
 
 def run(room, name, made):
     if room is layers:
         return made(**call_of(name), training=False)
+    if room is biases:
+        attend = layers.GraphFilterAttention(N, D, bias=made)
+        return attend(TOKENS, bias_inputs=AT_CALL.get(name))
     return made.apply(SIGNAL, **AT_CALL.get(name, {}))
 
 
@@ -97,11 +107,17 @@ def test_nan_stays_in_its_example(name):
 
 @EACH_CLASS
 def test_round_trip_in_safe_mode(room, name, tmp_path):
-    tokens = np.ones((B, T, WIDTH), "float32") if room is layers else SIGNAL
+    tokens = SIGNAL if room is masks else TOKENS
     arrays = AT_CALL.get(name, {})
     first, *others = (keras.Input(x.shape[1:], dtype=x.dtype) for x in (tokens, *arrays.values()))
     inputs = dict(zip(arrays, others, strict=True))
-    model = keras.Model([first, *others], made_of(room, name)(first, **inputs))
+    made = made_of(room, name)
+    if room is biases:
+        attend = layers.GraphFilterAttention(N, D, bias=made)
+        outputs = attend(first, bias_inputs=inputs or None)
+    else:
+        outputs = made(first, **inputs)
+    model = keras.Model([first, *others], outputs)
     tokens = [tokens, *arrays.values()]
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras", safe_mode=True)

@@ -16,6 +16,7 @@ from keras_graphattn import layers, masks
 from tests.layers.decoding import decoded, initial_state
 from tests.layers.unseen_cases import (
     BATCH,
+    BIASES,
     CASES,
     CHANNELS,
     HEADS,
@@ -62,10 +63,13 @@ LAYERS = {
     "`PLaplacianAttention`": Row(lambda: layers.PLaplacianAttention(HEADS, SIZE), "p_laplacian"),
     "`AttentiveGraphFilter`": Row(CASES["AGF"].make, "agf"),
     "`AttentiveGraphFilter`, causal": Row(CASES["AGF, causal"].make, "agf_causal"),
+    "`GatedDeltaRule`": Row(CASES["delta rule"].make, "delta_rule"),
     "`MaskedKernelAttention`": Row(CASES["kernel, no mask, ReLU"].make, "kernel"),
     "`MaskedKernelAttention`, with a filter": Row(
         CASES["kernel, no mask, filter"].make, "kernel_filtered"
     ),
+    "`EdgeAttention`": Row(CASES["edges, in the layer"].make, "edges"),
+    "`EdgeAttention`, per example": Row(CASES["edges, per example"].make, "edges_per_example"),
     "`GraphKernelAttention`": Row(CASES["GKAT, RandomWalk"].make, "gkat"),
     "`GraphKernelAttention`, factored": Row(
         CASES["GKAT, factored, RandomWalk per example"].make, "gkat_factored"
@@ -86,6 +90,7 @@ EXPORTED = {
     "Segments": "kernel_segments",
     "Entries": "kernel_entries",
     "Exponential": "kernel_exponential",
+    "GatedDecay": "kernel_gated",
     "LowRank": "kernel_low_rank",
     "StochasticPositions": "kernel_stochastic",
     "Toeplitz": "kernel_toeplitz_auto",
@@ -115,7 +120,19 @@ def _label(name: str) -> str:
 UNDER_MASKS = {
     _label(name): Row(_under(make), EXPORTED.get(name)) for name, (make, _) in MASKS.items()
 }
-ROWS = {**LAYERS, **UNDER_MASKS}
+WITH_BIASES = {
+    f"`{name}`": Row(
+        lambda make=make: layers.GraphFilterAttention(HEADS, SIZE, bias=make()),
+        f"gfa_{name}" if name in ("HopDecay", "RelativePositions", "Sum") else None,
+    )
+    for name, make in BIASES.items()
+}
+ROWS = {**LAYERS, **UNDER_MASKS, **WITH_BIASES}
+
+
+def given_inputs(call: dict[str, Any]) -> dict[str, Any]:
+    """The inputs of masks and biases of a call, by argument."""
+    return {name: call[name] for name in ("mask_inputs", "bias_inputs") if name in call}
 
 
 def _unchanged(
@@ -175,7 +192,9 @@ def decode(row: Row, folder: Any) -> None:
     if not hasattr(layer, "decode"):
         pytest.skip(f"{type(layer).__name__} has no `decode`")
     state = _refusing(lambda: initial_state(layer, BATCH, LENGTH))
-    outputs, _ = decoded(layer, TOKENS, [1] * LENGTH, None, call.get("mask_inputs"), state)
+    bias = {name: call[name] for name in ("bias_inputs",) if name in call}
+    given = call.get("mask_inputs")
+    outputs, _ = decoded(layer, TOKENS, [1] * LENGTH, None, given, state, **bias)
     expected = to_numpy(layer(TOKENS, **call, use_causal_mask=True))
     assert relative_rms(to_numpy(outputs), expected) < 1e-4
 
@@ -202,22 +221,23 @@ def float16(row: Row, folder: Any) -> None:
 
 
 def chain(parts: list[Any], given: dict[str, Any], shape: Any = TOKENS.shape) -> Any:
-    """A model of layers one after the other. The masks of attention take what is given."""
+    """A model of layers one after the other. Masks and biases of attention take what is given."""
     outputs = tokens = keras.Input(shape[1:], name="tokens")
     inputs = {
         name: keras.Input(np.shape(x)[1:], dtype=np.asarray(x).dtype.name, name=name)
         for name, x in given.items()
     }
     for layer in parts:
+        takes = "bias_inputs" if getattr(layer, "bias", None) is not None else "mask_inputs"
         takes_inputs = inputs and not isinstance(layer, keras.layers.Dense)
-        outputs = layer(outputs, **{"mask_inputs": inputs} if takes_inputs else {})
+        outputs = layer(outputs, **{takes: inputs} if takes_inputs else {})
     return keras.Model({"tokens": tokens, **inputs}, outputs)
 
 
 def model_of(row: Row) -> tuple[Any, dict[str, Any]]:
     """A model of the layer, and its inputs."""
     layer, call = row.built()
-    given = call.get("mask_inputs", {})
+    given = {key: x for inputs in given_inputs(call).values() for key, x in inputs.items()}
     first = keras.layers.Dense(CHANNELS, name="first")
     return chain([first, layer], given), {"tokens": TOKENS, **given}
 

@@ -1,7 +1,8 @@
 """Writes the table of capabilities: `python -m tests.layers.capability_table [--names Tree]`.
 
 Each cell is a case of `tests/layers/test_capabilities.py`. Its outcomes are kept in
-`guides/capabilities.json`, so that one backend, layer or mask can be run again without the others.
+`guides/capabilities.json`, so that one backend, layer, mask or bias can be run again without the
+others.
 `guides/capabilities.md` is made of that file. The column SavedModel is what
 `tests/export/layer_cases.py` says, which `tests/export/test_served_layers.py` serves.
 """
@@ -28,7 +29,7 @@ SERVED = {
     "fixed": "each",
     "bound": "the mask's",
 }
-HEAD = """# What layers and masks can do
+HEAD = """# What layers, masks and biases can do
 
 This table is made by `python -m tests.layers.capability_table`. Each cell is a test that ran:
 `tests/layers/capabilities.py` says what it checks.
@@ -47,7 +48,11 @@ It ran on {versions}.
 The paths are the layers' own choice, or the one that the row names. `path="dense"` of
 `MaskedKernelAttention` takes every mask of pairs.
 """
-TITLES = {"layers": "Layers", "masks": "Masks, in `MaskedKernelAttention`"}
+TITLES = {
+    "layers": "Layers",
+    "masks": "Masks, in `MaskedKernelAttention`",
+    "biases": "Biases, in `GraphFilterAttention`",
+}
 
 
 def run(backend, rows, folder):
@@ -81,7 +86,7 @@ def rendered(kept):
 def in_order(cells):
     """The outcomes in the order of the tests, with the lengths that are served."""
     from tests.export.layer_cases import CASES as EXPORTED
-    from tests.layers.capabilities import ABILITIES, LAYERS, UNDER_MASKS
+    from tests.layers.capabilities import ABILITIES, LAYERS, UNDER_MASKS, WITH_BIASES
 
     return {
         group: {
@@ -91,14 +96,16 @@ def in_order(cells):
             }
             for name, row in rows.items()
         }
-        for group, rows in (("layers", LAYERS), ("masks", UNDER_MASKS))
+        for group, rows in (("layers", LAYERS), ("masks", UNDER_MASKS), ("biases", WITH_BIASES))
     }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
-    parser.add_argument("--names", nargs="+", default=[], help="layers and masks; all by default")
+    parser.add_argument(
+        "--names", nargs="+", default=[], help="layers, masks and biases; all by default"
+    )
     arguments = parser.parse_args()
     from tests.layers.capabilities import ROWS
 

@@ -13,7 +13,7 @@ def initial_state(layer, batch, length):
     return layer.get_initial_state(batch) if hasattr(layer, "get_initial_state") else None
 
 
-def decoded(layer, x, sizes, mask=None, inputs=None, state=None, compiled=False):
+def decoded(layer, x, sizes, mask=None, inputs=None, state=None, compiled=False, **bias):
     """The outputs of decoding `sizes` tokens at a time, and the last state."""
     step, start, outputs = jit(layer.decode) if compiled else layer.decode, 0, []
     state = initial_state(layer, len(x), x.shape[1]) if state is None else state
@@ -26,7 +26,7 @@ def decoded(layer, x, sizes, mask=None, inputs=None, state=None, compiled=False)
         arguments.append(None if mask is None else ops.convert_to_tensor(mask[:, part]))
         if inputs:
             arguments.append({name: value[:, part] for name, value in inputs.items()})
-        output, state = step(*arguments)
+        output, state = step(*arguments, **bias)
         outputs.append(output)
         start += size
     assert start == x.shape[1]

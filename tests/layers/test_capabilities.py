@@ -8,9 +8,9 @@ import json
 
 import pytest
 
-from keras_graphattn import layers, masks
+from keras_graphattn import biases, layers, masks
 from tests.hub.reach_table import BACKENDS, NO
-from tests.layers.capabilities import ABILITIES, LAYERS, ROWS, UNDER_MASKS, Refused
+from tests.layers.capabilities import ABILITIES, LAYERS, ROWS, UNDER_MASKS, WITH_BIASES, Refused
 from tests.layers.capability_table import OUTCOMES, SERVED, TABLE, in_order, rendered
 
 
@@ -28,10 +28,11 @@ def test_capability(name, ability, tmp_path, record_property):
     record_property("refused", refused)
 
 
-def test_every_layer_and_mask_has_a_row():
+def test_every_layer_mask_and_bias_has_a_row():
     named = {name.split("`")[1] for name in LAYERS}
     assert named == set(layers.__all__)
     assert {name.split("`")[1] for name in UNDER_MASKS} == set(masks.__all__) - {"Mask"}
+    assert {name.split("`")[1] for name in WITH_BIASES} == set(biases.__all__) - {"Bias"}
 
 
 def test_the_table_is_that_of_its_outcomes_and_nothing_fails():

@@ -10,18 +10,19 @@ from keras import ops
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     DifferentialAttention,
+    GatedDeltaRule,
     GraphFilterAttention,
     MaskedKernelAttention,
     PLaplacianAttention,
 )
-from keras_graphattn.masks import Causal, Exponential, LowRank, Segments
+from keras_graphattn.masks import Causal, Exponential, GatedDecay, LowRank, Segments
 from tests.compiling import jit
 from tests.layers.decoding import decoded, initial_state
 from tests.layers.twins import CHANNELS, built, tokens, with_a_mask
 from tests.numerics import BACKEND, to_numpy, value_and_gradients
 
 GFA, P_LAPLACIAN, AGF = GraphFilterAttention, PLaplacianAttention, AttentiveGraphFilter
-KERNEL, DIFFERENTIAL = MaskedKernelAttention, DifferentialAttention
+KERNEL, DIFFERENTIAL, DELTA = MaskedKernelAttention, DifferentialAttention, GatedDeltaRule
 CACHED = (GFA, P_LAPLACIAN, DIFFERENTIAL)
 FORMS = {  # the class, its options, and tokens of the prompt
     **{f"order {order}": (GFA, {"order": order}, 1) for order in (1, 3, 5)},
@@ -34,6 +35,8 @@ FORMS = {  # the class, its options, and tokens of the prompt
     "AGF, long prompt": (AGF, {"causal": True}, 63),
     "AGF, ones": (AGF, {"causal": True, "filter": "ones"}, 7),
     "AGF, constant": (AGF, {"causal": True, "learned_constant": True, "use_gate": True}, 7),
+    "delta rule": (DELTA, {}, 1),
+    "delta rule, filter": (DELTA, {"filter": "chebyshev", "order": 2, "convolution": None}, 7),
     "kernel": (KERNEL, {}, 1),
     "kernel, FAVOR+": (KERNEL, {"mask": Causal, "feature_map": "favor"}, 1),
     "kernel, filter": (
@@ -41,6 +44,7 @@ FORMS = {  # the class, its options, and tokens of the prompt
         {"mask": lambda: Exponential(2, causal=True), "filter": "first_order"},
         1,
     ),
+    "kernel, gated decay": (KERNEL, {"mask": GatedDecay, "filter": "first_order"}, 1),
     "kernel, gate": (KERNEL, {"mask": Exponential, "filter": "chebyshev", "use_gate": True}, 7),
 }
 
@@ -91,14 +95,16 @@ def test_prompts_windows_groups_and_padding(kind, sizes, window, groups, use_gat
 
 @pytest.mark.slow_on("jax")
 @settings(max_examples=5)
-@pytest.mark.parametrize("name", ["AGF", "kernel", "packed"])
+@pytest.mark.parametrize(
+    "name", ["AGF", "kernel", "kernel, gated decay", "packed", "delta rule", "delta rule, packed"]
+)
 @given(sizes=st.lists(st.sampled_from([1, 6, 49]), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_parts_of_any_length_with_padding_and_segments(name, sizes, seed):
-    kind, options, _ = FORMS.get(name, (KERNEL, {"mask": Segments}, 1))
+    kind, options, _ = FORMS.get(name.removesuffix(", packed"), (KERNEL, {"mask": Segments}, 1))
     layer, x, generator = layer_of(kind, **options), tokens(sum(sizes)), np.random.default_rng(seed)
     mask = generator.random(x.shape[:2]) < 0.7
     ids = np.sort(generator.integers(0, 4, x.shape[:2])).astype("int32")
-    inputs = {"segment_ids": ids} if name == "packed" else None
+    inputs = {"segment_ids": ids} if name.endswith("packed") else None
     outputs, _ = decoded(layer, x, sizes, mask, inputs)
     np.testing.assert_allclose(to_numpy(outputs), full_pass(layer, x, mask, inputs), atol=1e-5)
 
@@ -146,7 +152,7 @@ def test_prompts_see_neither_padding_nor_what_the_cache_held(kind, held, window)
 
 
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("name", ["order 3", "p-Laplacian", "AGF"])
+@pytest.mark.parametrize("name", ["order 3", "p-Laplacian", "AGF", "delta rule"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.05), ("float16", 0.01)])
 def test_half_precision(name, dtype, tolerance):
     kind, options, _ = FORMS[name]

@@ -20,6 +20,7 @@ LAYERS = {
     "AGF": (layers.AttentiveGraphFilter, {}),
     "AGF, causal": (layers.AttentiveGraphFilter, {"causal": True}),
     "kernel": (layers.MaskedKernelAttention, {}),
+    "edges": (layers.EdgeAttention, {"graph": [[0, 1], [1, 2], [3, 6]], "num_virtual_nodes": 1}),
     "GKAT": (layers.GraphKernelAttention, {"mask": Exponential}),
 }
 

@@ -16,6 +16,7 @@ from keras import ops
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     DifferentialAttention,
+    EdgeAttention,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
@@ -216,6 +217,7 @@ EVERY_LAYER = {
     "high frequencies": ScaledHighFrequencyAttention,
     "AGF": AttentiveGraphFilter,
     "kernel": MaskedKernelAttention,
+    "edges": functools.partial(EdgeAttention, expander_degree=2),
     "graph kernel": functools.partial(GraphKernelAttention, mask=Exponential()),
 }
 X = random(BATCH, LENGTH, WIDTH)

@@ -15,9 +15,9 @@ from keras_graphattn.feature_maps import FEATURE_MAPS
 from keras_graphattn.filters import FILTERS
 from tests import reference, reference_kernel
 from tests.fuzz import cases_of_classes
-from tests.layers.capabilities import ROWS, TOKENS, Row, chain, model_of
+from tests.layers.capabilities import ROWS, TOKENS, Row, chain, given_inputs, model_of
 from tests.layers.twins import FORMS
-from tests.layers.unseen_cases import CASES, HEADS, LENGTH, MASKS, SIZE, scene
+from tests.layers.unseen_cases import BIASES, CASES, HEADS, LENGTH, MASKS, SIZE, scene
 from tests.numerics import assert_close, randomise, reference_weights, to_numpy
 
 
@@ -81,7 +81,8 @@ def test_a_mask_that_is_built_by_hand_gets_the_path_of_its_layer(name):
 
 def attending(*attention):
     """A model of layers one after the other with random weights, and its inputs."""
-    given = scene("", "example", attention[0]).call.get("mask_inputs", {})
+    call = scene("", "example", attention[0]).call
+    given = {key: x for inputs in given_inputs(call).values() for key, x in inputs.items()}
     model = chain(attention, given)
     randomise(model)
     return model, {"tokens": TOKENS, **given}
@@ -90,6 +91,7 @@ def attending(*attention):
 KERNEL, GFA = layers.MaskedKernelAttention, layers.GraphFilterAttention
 OBJECTS = {
     **{f"mask {name}": (KERNEL, "mask", make) for name, (make, _) in MASKS.items()},
+    **{f"bias {name}": (GFA, "bias", make) for name, make in BIASES.items()},
     **{f"filter {name}": (GFA, "filter", kind) for name, kind in FILTERS.items()},
     **{f"feature map {name}": (KERNEL, "feature_map", kind) for name, kind in FEATURE_MAPS.items()},
 }
@@ -101,10 +103,11 @@ def test_an_object_in_two_layers_is_right_or_refused(name, tmp_path):
     shared = make()
     first, second = (kind(HEADS, SIZE, **{argument: shared}) for _ in range(2))
     first.build(TOKENS.shape)
-    if argument == "mask" and shared.weights:
-        with pytest.raises(ValueError, match=f"belongs to '{first.name}'. Give each layer a mask"):
+    if argument in ("mask", "bias") and shared.weights:
+        match = f"belongs to '{first.name}'. Give each layer a {argument}"
+        with pytest.raises(ValueError, match=match):
             second.build(TOKENS.shape)
-        second = kind(HEADS, SIZE, mask=shared.from_config(shared.get_config()))
+        second = kind(HEADS, SIZE, **{argument: shared.from_config(shared.get_config())})
     assert_made_again(*attending(first, second), tmp_path, ("file", "clone"))
 
 

@@ -8,13 +8,14 @@ from keras_graphattn.filters import FirstOrder, Jacobi, Monomial
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     ContraNorm,
+    EdgeAttention,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
     PLaplacianAttention,
 )
-from keras_graphattn.masks import Causal, RandomWalk, Segments, Tree
-from tests.layers.twins import EDGES, built, tokens, with_a_mask
+from keras_graphattn.masks import Causal, GatedDecay, RandomWalk, Segments, Tree
+from tests.layers.twins import ALONG_EDGES, EDGES, IN_LAYER, built, tokens, with_a_mask
 
 SAME_LENGTH = "same length"
 WALKS, TREE = RandomWalk(), Tree([-1, 0])
@@ -86,6 +87,17 @@ REFUSED = {
         ({"filter": "cubic"}, "`filter` must be one of"),
         ({"sliding_window": 3}, "does not support `sliding_window`"),
     ],
+    EdgeAttention: [
+        ({"order": 2}, "is an option of a filter"),
+        ({"expander_degree": 3}, "`expander_degree` must be even"),
+        ({"num_virtual_nodes": -1}, "`num_virtual_nodes` must be an integer of at least 0"),
+        ({"self_loops": 1}, "`self_loops` must be True or False"),
+        ({"num_nodes": 3}, "`num_nodes` is for a `graph` of edges.*no `graph`"),
+        ({"graph": EDGES, "edge_dim": 2}, "`edge_dim` is for features that come with each call"),
+        ({"graph": EDGES, "edge_features": [[1.0]]}, "a row for each row of `edges`"),
+        ({"graph": [[0, 0]]}, "must join two different nodes"),
+        ({"sliding_window": 3}, "does not support `sliding_window`"),
+    ],
     GraphKernelAttention: [
         ({"mask": None}, "mask"),
         ({"mask": TREE, "attention_axes": (1,)}, "attention_axes"),
@@ -155,7 +167,21 @@ CALLS = {  # the layer, what its call gets besides tokens, and the words of the 
     },
     "AGF, another length": (AGF, {"causal": True}, {"value": tokens(5)}, SAME_LENGTH),
     "dynamic walks, pairs": (GKAT, FOLLOWED, PAIRS, "attention_mask"),
+    "gates, pairs": (KERNEL, {"mask": GatedDecay, "path": "dense"}, PAIRS, "hides their tokens"),
+    "GKAT, gates, pairs": (GKAT, {"mask": GatedDecay}, PAIRS, "hides their tokens"),
+    "gates that are given": (
+        *(KERNEL, {"mask": GatedDecay}, {"mask_inputs": {"log_gates": np.zeros((2, 16, 4))}}),
+        r"computes \['log_gates'\]",
+    ),
     "pairs in chunks": (KERNEL, {"mask": Causal, "path": "chunked"}, PAIRS, "forms the pairs.*Rec"),
+    "edges, later tokens": (ALONG_EDGES, IN_LAYER, {"use_causal_mask": True}, "is not causal"),
+    "edges, pairs": (ALONG_EDGES, IN_LAYER, PAIRS, r"shape \(B, 1, T\).*Received"),
+    "edges, a bias": (
+        *(ALONG_EDGES, IN_LAYER, {"attention_bias": np.zeros((16, 16), "float32")}),
+        "no matrix of scores.*`attention_bias`.*features",
+    ),
+    "edges, none given": (ALONG_EDGES, {}, {}, r"needs the tensors \['edges'\] at each call"),
+    "edges, another length": (ALONG_EDGES, {"graph": [[0, 1]]}, {}, "has 2 nodes, one for each"),
     "inputs without a mask": (KERNEL, {}, IDS, "this layer has no mask"),
     "a mask without inputs": (KERNEL, {"mask": Segments}, {}, "segment_ids"),
 }

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from keras_graphattn import layers, masks
+from keras_graphattn import biases, layers, masks
 from keras_graphattn.feature_maps import FEATURE_MAPS, Favor
 from keras_graphattn.filters import FILTERS
 from tests import reference, reference_kernel
 from tests import reference_topology as topology
+from tests.biases import registry
 from tests.filters import reference as filters
-from tests.layers.unseen_cases import CHANNELS, EDGES, LENGTH, PARENTS, PER_EXAMPLE, WALKS
+from tests.layers.unseen_cases import CHANNELS, EDGES, FEATURES, LENGTH, PARENTS, PER_EXAMPLE, WALKS
 from tests.numerics import randomise, to_numpy
 from tests.random_masks import joined_mask, visible_keys
 from tests.reference import apply_matrix, attention_matrix, project, project_out, projections
@@ -28,6 +29,8 @@ GFA, P_LAPLACIAN = layers.GraphFilterAttention, layers.PLaplacianAttention
 AGF, HIGH = layers.AttentiveGraphFilter, layers.ScaledHighFrequencyAttention
 DIFFERENTIAL = layers.DifferentialAttention
 KERNEL, GKAT = layers.MaskedKernelAttention, layers.GraphKernelAttention
+ALONG_EDGES = layers.EdgeAttention
+DELTA = layers.GatedDeltaRule
 
 
 class Form(NamedTuple):
@@ -80,9 +83,18 @@ def attended(layer, x, weights, call, matrix):
     return project_out(apply_matrix(filtered(layer, matrix, weights), value), weights)
 
 
+def bias_of(layer, x, weights):
+    """The layer's bias in float64, or 0."""
+    if getattr(layer, "bias", None) is None:
+        return 0.0
+    own = {n.removeprefix("bias/"): w for n, w in weights.items() if n.startswith("bias/")}
+    return registry.CASES[BIASES[type(layer.bias)]].matrix(own, x.shape[1])
+
+
 def graph_filter(layer, x, weights, call):
     query, key, _ = projections(x, weights)
-    matrix = attention_matrix(query, key, sees(x, call, layer._sliding_window))
+    seen, bias = sees(x, call, layer._sliding_window), bias_of(layer, x, weights)
+    matrix = attention_matrix(query, key, seen, bias)
     return attended(layer, x, weights, call, matrix), matrix
 
 
@@ -118,7 +130,8 @@ def p_laplacian(layer, x, weights, call):
     query, key, value = projections(x, weights)
     seen, keys = sees(x, call, layer._sliding_window), visible_keys(call)
     options = (layer.exponents, layer.epsilon, seen, layer.diagonal == "drop", keys)
-    matrix = reference.p_laplacian_matrix(query, key, value, *options)
+    bias = bias_of(layer, x, weights)
+    matrix = reference.p_laplacian_matrix(query, key, value, *options, bias)
     return project_out(apply_matrix(matrix, value), weights), matrix
 
 
@@ -126,7 +139,7 @@ def high_frequency(layer, x, weights, call):
     """A' = U + (1 + l) (A - U), U uniform over what each query sees, formed entry by entry."""
     query, key, value = projections(x, weights)
     seen = sees(x, call or {"use_causal_mask": False})
-    matrix = attention_matrix(query, key, seen)
+    matrix = attention_matrix(query, key, seen, bias_of(layer, x, weights))
     uniform = seen / seen.sum(dim=-1, keepdim=True).clamp(min=1)
     scale = weights["high_frequency_scale"][:, None, None]
     scaled = uniform + (1 + scale) * (matrix - uniform)
@@ -190,7 +203,8 @@ def graph_kernel(layer, x, weights, call, matrix):
     if layer.feature_map is not None:
         return kernel(layer, x, weights, call, matrix)
     seen = sees(x, call or {"use_causal_mask": False})
-    attention = torch.exp(scores_of(x, weights)) * matrix(weights, x.shape[1]) * seen
+    scores = scores_of(x, weights) + bias_of(layer, x, weights)
+    attention = torch.exp(scores) * matrix(weights, x.shape[1]) * seen
     total = attention.sum(-1, keepdim=True)
     attention = attention / torch.where(total > 0, total, 1.0)
     return project_out(apply_matrix(attention, project(x, weights, "value")), weights), attention
@@ -213,6 +227,104 @@ def dynamic_walks(layer, x, weights, call, edges):
     attention = torch.exp(scores) * torch.stack(each) * seen
     attention = attention / attention.sum(-1, keepdim=True).clamp(min=1e-300)
     return project_out(apply_matrix(attention, project(x, weights, "value")), weights), attention
+
+
+def random_cycles(layer, nodes):
+    """The edges (source, target) of a layer's expander through the nodes, with Python integers."""
+
+    def wrapped(x):  # to the integers of int32
+        return (x + 2**31) % 2**32 - 2**31
+
+    def key(node, factor, start, step):
+        x = wrapped(node * (factor | 1) + start)
+        x = wrapped(x * (2 * x + 1) + step)
+        return wrapped(x * (2 * x + 1)) // 2
+
+    count, edges = layer.expander_degree // 2, []
+    for numbers in np.random.default_rng(layer.seed).integers(0, 2**31 - 1, (count, 3)):
+        order = sorted(nodes, key=lambda node, n=numbers: key(node, *map(int, n)))
+        edges += zip(order, order[1:] + order[:1], strict=True)
+    edges += [edge[::-1] for edge in edges]
+    return [edge for edge in edges if edge[0] != edge[1]]
+
+
+def along_edges(layer, x, weights, call):
+    """Exponentials of all edges, one by one, in a matrix; then those of virtual nodes."""
+    query, key, _ = projections(x, weights)
+    batch, length = x.shape[:2]
+    keys = visible_keys(call)
+    keys = np.ones((batch, length), bool) if keys is None else keys
+    queries, matrices = call.get("query_mask", np.ones((batch, length), bool)), []
+    for b in range(batch):
+        edges = [*EDGES.tolist(), *EDGES[:, ::-1].tolist()]
+        factors = np.zeros((len(edges), layer.num_edge_features))
+        if layer.num_edge_features:
+            factors[:, :3] = np.tile(FEATURES, (2, 1))
+        further = [[(t, t) for t in range(length)]] if layer.self_loops else []
+        if layer.expander_degree:
+            further.append(random_cycles(layer, np.flatnonzero(keys[b]).tolist()))
+        for place, kind in enumerate(further):
+            marks = np.zeros((len(kind), layer.num_edge_features))
+            if layer.num_edge_features:
+                marks[:, 3 + place] = 1.0
+            edges, factors = edges + kind, np.concatenate([factors, marks])
+        edges = np.array(edges)
+        products = query[b, edges[:, 1]] * key[b, edges[:, 0]] / SIZE**0.5  # (E, N, H)
+        if layer.num_edge_features:
+            products = products * (1 + project(torch.tensor(factors)[None], weights, "edge")[0])
+        seen = queries[b, edges[:, 1]] & keys[b, edges[:, 0]]
+        sizes = torch.exp(products.sum(-1)) * torch.tensor(seen)[:, None]
+        ends = torch.eye(length, dtype=x.dtype)[edges]  # (E, 2, T)
+        matrix = torch.einsum("en,et,es->nts", sizes, ends[:, 1], ends[:, 0])
+        total = matrix.sum(-1, keepdim=True)
+        if layer.num_virtual_nodes:
+            sees_keys = torch.tensor(queries[b] & keys[b].any())[:, None]
+            from_virtual, to_virtual = weights["virtual/key"], weights["virtual/query"]
+            out = torch.exp(torch.einsum("tnh,vnh->ntv", query[b], from_virtual) / SIZE**0.5)
+            into = torch.einsum("vnh,snh->nvs", to_virtual, key[b]) / SIZE**0.5
+            total = total + out.sum(-1, keepdim=True)
+            matrix = matrix + sees_keys * out @ reference.softmax(into, torch.tensor(keys[b]))
+        matrices.append(matrix / total.clamp(min=1e-300))
+    matrix = torch.stack(matrices)
+    return attended(layer, x, weights, call, matrix), matrix
+
+
+def gated_delta_rule(layer, x, weights, call, ids=None):
+    """Each segment of an example without its padding, as a sequence by itself."""
+    seen = np.ones(x.shape[:2], bool) if ids is None else ids >= 0
+    for mask in call.values():
+        seen = seen & (mask if np.ndim(mask) == 2 else True)
+    ids = np.zeros(x.shape[:2], int) if ids is None else ids
+    matrix, values = (0.0 * part for part in delta_rule_of(x, weights))  # of the right shapes
+    for example, segment in sorted({(e, s) for e in range(len(x)) for s in ids[e]}):
+        places = torch.tensor(np.flatnonzero(seen[example] & (ids[example] == segment)))
+        if len(places):
+            one, value = delta_rule_of(x[example, places][None], weights)
+            values = values.index_put((torch.tensor(example), places), value[0])
+            pairs = (places[:, None], places[None, :])
+            rows = matrix[example].permute(1, 2, 0).index_put(pairs, one[0].permute(1, 2, 0))
+            matrix = matrix.index_put((torch.tensor(example),), rows.permute(2, 0, 1))
+    wanted = matrix if layer.filter is None else filters.matrix(layer.filter, matrix, weights)
+    outputs = apply_matrix(wanted, values) * torch.tensor(seen)[:, :, None, None]
+    norm = (outputs**2).mean(-1, keepdim=True) + 1e-5
+    outputs = outputs / norm.sqrt() * weights["norm_scale"]
+    if "gate/kernel" in weights:
+        outputs = outputs * torch.nn.functional.silu(project(x, weights, "gate"))
+    return project_out(outputs, weights), matrix
+
+
+def delta_rule_of(x, weights):
+    """The matrix of a whole sequence, and its values."""
+    parts = []
+    for name in ("query", "key", "value"):
+        part, kernel = project(x, weights, name), weights.get(f"{name}_convolution/kernel")
+        kernel = torch.ones_like(part[0, :1]) if kernel is None else kernel
+        parts.append(reference.short_convolution(part, kernel))
+    query, key = (p / ((p**2).sum(-1, keepdim=True) + 1e-6).sqrt() for p in parts[:2])
+    step = torch.nn.functional.softplus(x @ weights["decay/kernel"] + weights["rate_bias"])
+    decay = torch.exp(-torch.exp(weights["log_rate"]) * step)
+    strength = torch.sigmoid(x @ weights["strength/kernel"])
+    return reference.delta_rule_matrix(query / SIZE**0.5, key, decay, strength), parts[2]
 
 
 def of_walks(weights, length):
@@ -245,6 +357,17 @@ def packed(weights, length):
     return reference_kernel.segment_matrix(ids) * reference_kernel.causal_matrix(length)
 
 
+def gated(layer, x, weights, call, of=kernel):
+    """Of gates from the tokens; padding has none."""
+    logits = x @ weights["mask/gates/kernel"] + weights["mask/gates/bias"]
+    gates = torch.nn.functional.logsigmoid(logits)
+    for name in ("query_mask", "value_mask", "key_mask"):
+        if name in call:
+            gates = gates * torch.tensor(call[name])[:, :, None]
+    factors = reference_kernel.gated_matrix(gates)
+    return of(layer, x, weights, call, lambda weights, length: factors)
+
+
 def edges_of_graph():
     edges = np.zeros((2, LENGTH, LENGTH))
     for one, other in EDGES:
@@ -270,8 +393,9 @@ def jacobi(name, order=3):
 
 
 def with_a_mask(options):
-    """The options, with the mask made: each layer has one of its own."""
-    return {key: make() if key == "mask" else make for key, make in options.items()}
+    """The options, with the mask or bias made: each layer has one of its own."""
+    objects = ("mask", "bias")
+    return {key: make() if key in objects else make for key, make in options.items()}
 
 
 FORMS: dict[str, Form] = {}
@@ -296,10 +420,21 @@ FIXED, GIVEN = partial(masks.RandomWalk, walks=WALKS, **WALK), partial(masks.Ran
 FOLLOWED = partial(masks.RandomWalk, EDGES, None, LENGTH, walk_length=WALKS.shape[-1], **WALK)
 TREE = partial(masks.Tree, PARENTS, name="mask")
 HEAT = partial(masks.GraphDiffusion, EDGES, None, LENGTH, name="mask")
+GATED = partial(masks.GatedDecay, 3.0, name="mask")
 EXPONENTIAL = partial(masks.Exponential, 2, name="mask")
 
 SEGMENTS = {"mask_inputs": {"segment_ids": PER_EXAMPLE["segment_ids"]}}
 GIVEN_WALKS = {"mask_inputs": {"walks": PER_EXAMPLE["walks"]}}
+ALIBI = partial(biases.Alibi, trainable_slopes=True, name="bias")
+RELATIVE = partial(biases.RelativePositions, name="bias")
+BIASES = {type(case.make()): name for name, case in reversed(registry.CASES.items())}
+
+
+def bias_inputs(name):
+    inputs = registry.inputs_of(registry.CASES[name].make())
+    return {"bias_inputs": inputs} if inputs else {}
+
+
 KINDS_OF_GKAT = {
     "dot product": {},
     "additive": {"score": "additive"},
@@ -361,7 +496,30 @@ family(
         "blockwise, drop, groups": {**BLOCKS, **DROP, **GROUPS},
     },
 )
-family("high frequencies", HIGH, high_frequency, {"default": {}})
+family("high frequencies", HIGH, high_frequency, {"default": {}, "bias": {"bias": ALIBI}})
+# a bias of positions on each path, and one of each kind that takes inputs
+for _name, _kind, _twin, _paths in (
+    ("graph filter", GFA, graph_filter, (BLOCKS, FUSED)),
+    ("p-Laplacian", P_LAPLACIAN, p_laplacian, (BLOCKS,)),
+):
+    family(
+        f"{_name}, bias",
+        _kind,
+        _twin,
+        {str(path.get("attention_path")): {**path, "bias": RELATIVE} for path in ({}, *_paths)},
+    )
+    for _bias in ("EdgePath", "HopDecay", "LogMask", "ShortestPath", "Sum", "WalkProbabilities"):
+        family(
+            f"{_name}, {_bias}",
+            _kind,
+            _twin,
+            {
+                str(len(path)): {**path, "bias": partial(registry.CASES[_bias].make, name="bias")}
+                for path in ({}, BLOCKS)
+            },
+            call=bias_inputs(_bias),
+            is_bound=True,
+        )
 family("AGF", AGF, singular, {n: {"filter": jacobi(n, 4)} for n in POLYNOMIALS}, masks="tokens")
 for _causal in (False, True):
     family(
@@ -397,11 +555,48 @@ family(
     **LOOSE,
 )
 family(
+    "kernel, gated decay",
+    KERNEL,
+    gated,
+    {"relu": {"mask": GATED}, "FAVOR+": {"mask": GATED, **KINDS_OF_GKAT["FAVOR+"]}},
+    masks="tokens",
+    **LOOSE,
+)
+family(
+    "GKAT, gated decay",
+    GKAT,
+    partial(gated, of=graph_kernel),
+    {name: {"mask": GATED, **KINDS_OF_GKAT[name]} for name in ("dot product", "FAVOR+")},
+    masks="tokens",
+    **LOOSE,
+)
+family(
     "kernel, packed",
     KERNEL,
     partial(kernel, matrix=packed),
     {"first order": {"mask": packed_mask, "filter": "first_order"}},
     call=SEGMENTS,
+    **BOUND,
+)
+family(
+    "delta rule",
+    DELTA,
+    gated_delta_rule,
+    {
+        "default": {},
+        "plain": {"convolution": None, "use_gate": False},
+        "Chebyshev filter": {"value_dim": 5, "filter": "chebyshev", "order": 2},
+    },
+    masks="tokens",
+    **LOOSE,
+)
+family(
+    "delta rule, packed",
+    DELTA,
+    partial(gated_delta_rule, ids=PER_EXAMPLE["segment_ids"]),
+    {"default": {}},
+    call=SEGMENTS,
+    masks="tokens",
     **BOUND,
 )
 family(
@@ -423,7 +618,13 @@ family(
     {"default": {"mask": HEAT}, "in chunks": {"mask": HEAT, "feature_chunk": 3}},
     **BOUND,
 )
-family("GKAT, tree", GKAT, partial(graph_kernel, matrix=of_tree), {"": {"mask": TREE}}, **BOUND)
+family(
+    "GKAT, tree",
+    GKAT,
+    partial(graph_kernel, matrix=of_tree),
+    {"": {"mask": TREE}, "bias": {"mask": TREE, "bias": ALIBI}},
+    **BOUND,
+)
 for _name, _mask, _call in (("GKAT", FIXED, {}), ("GKAT per example", GIVEN, GIVEN_WALKS)):
     _forms = {name: {"mask": _mask, **one} for name, one in KINDS_OF_GKAT.items()}
     family(_name, GKAT, partial(graph_kernel, matrix=of_walks), _forms, call=_call, **BOUND)
@@ -441,3 +642,31 @@ for _name, _mask, _call, _edges in (
         masks="padding",
         **BOUND,
     )
+EDGES_OF_CALL = {name: PER_EXAMPLE[name] for name in ("edges", "edge_features")}
+IN_LAYER = {"graph": EDGES, "num_nodes": LENGTH}
+WITH_FEATURES = {**IN_LAYER, "edge_features": FEATURES}
+BEYOND = {"expander_degree": 4, "num_virtual_nodes": 2, "seed": 5}
+family(
+    "edges",
+    ALONG_EDGES,
+    along_edges,
+    {
+        "default": IN_LAYER,
+        "without loops": {**IN_LAYER, "self_loops": False},
+        "features": WITH_FEATURES,
+        "expander": {**IN_LAYER, "expander_degree": 2, "seed": 3},
+        "virtual nodes, Chebyshev": {**IN_LAYER, "num_virtual_nodes": 3, "filter": "chebyshev"},
+        "all, first order": {**WITH_FEATURES, **BEYOND, "filter": "first_order"},
+    },
+    masks="tokens",
+    **BOUND,
+)
+family(
+    "edges per example",
+    ALONG_EDGES,
+    along_edges,
+    {"all, Chebyshev": {**BEYOND, "edge_dim": 3, "filter": "chebyshev"}},
+    call={"mask_inputs": EDGES_OF_CALL},
+    masks="tokens",
+    **BOUND,
+)

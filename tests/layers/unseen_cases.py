@@ -13,7 +13,9 @@ import numpy as np
 
 from keras_graphattn import layers, masks
 from keras_graphattn.filters import Jacobi
+from keras_graphattn.graphs import Graph
 from keras_graphattn.layers.token_layer import TokenLayer
+from tests.biases import registry
 
 BATCH, LENGTH, CHANNELS, HEADS, SIZE = 2, 16, 6, 2, 4
 SPLIT = 10  # tokens from here on are padding, the future, another segment or component
@@ -21,6 +23,7 @@ SPLIT = 10  # tokens from here on are padding, the future, another segment or co
 PARENTS = np.array([-1, 0, 0, 1, 1, 2, 3, 5, 7, 8, -1, 10, 10, 11, 13, -1])
 EDGES = np.array([[p, i] for i, p in enumerate(PARENTS) if p >= 0] + [[2, 4], [0, 9], [12, 14]])
 WEIGHTS = np.linspace(0.5, 1.5, len(EDGES))
+FEATURES = np.random.default_rng(4).standard_normal((len(EDGES), 3)).astype("float32")
 
 
 def _walks():
@@ -48,7 +51,9 @@ PER_EXAMPLE = {
     "parents": np.repeat(PARENTS[None], BATCH, axis=0).astype("int32"),
     "edges": np.repeat(EDGES[None], BATCH, axis=0).astype("int32"),
     "edge_weights": np.repeat(WEIGHTS[None], BATCH, axis=0).astype("float32"),
+    "edge_features": np.repeat(FEATURES[None], BATCH, axis=0),
     "walks": np.repeat(WALKS[None], BATCH, axis=0),
+    **registry.INPUTS,
 }
 APART = {"segment_ids": "segment", "entries": "entries"}  # other inputs are topologies
 
@@ -57,6 +62,7 @@ class Case(NamedTuple):
     make: Callable[[], Any]
     pairwise: bool = True  # takes an attention mask for each pair of positions
     causal: bool = True  # can be called with use_causal_mask=True
+    segments: bool = False  # takes `segment_ids` without a mask
     components: bool = False  # its mask, of the constructor, has the two components
 
 
@@ -90,6 +96,12 @@ CASES: dict[str, Case] = {
     "AGF, causal": Case(lambda: AGF(HEADS, SIZE, causal=True), pairwise=False),
     "AGF, learned constant": Case(
         lambda: AGF(HEADS, SIZE, learned_constant=True), pairwise=False, causal=False
+    ),
+    "delta rule": Case(lambda: layers.GatedDeltaRule(HEADS, SIZE), pairwise=False),
+    "delta rule, packed, filter": Case(
+        lambda: layers.GatedDeltaRule(HEADS, SIZE, filter="first_order"),
+        pairwise=False,
+        segments=True,
     ),
     "ContraNorm": Case(lambda: layers.ContraNorm(0.3), pairwise=False, causal=False),
     **{
@@ -127,6 +139,7 @@ MASKS: dict[str, tuple[Callable[[], masks.Mask], bool]] = {
     "Entries": (masks.Entries, False),
     "Exponential": (lambda: masks.Exponential(2), False),
     "Exponential, causal": (lambda: masks.Exponential(2, causal=True), False),
+    "GatedDecay": (masks.GatedDecay, False),
     "LowRank": (lambda: masks.LowRank(2, LENGTH), False),
     "StochasticPositions": (lambda: masks.StochasticPositions(2, seed=0), False),
     "Toeplitz": (lambda: masks.Toeplitz(LENGTH), False),
@@ -153,11 +166,27 @@ MASKS: dict[str, tuple[Callable[[], masks.Mask], bool]] = {
         lambda: masks.Product([masks.Segments(), masks.Exponential(causal=True)]),
         False,
     ),
+    "Product, gates": (lambda: masks.Product([masks.GatedDecay(), masks.Segments()]), False),
 }
 for _name, (_make, _components) in MASKS.items():
     _kernel(_name, _make, components=_components)
     CASES[f"GKAT, {_name}"] = Case(
         lambda make=_make: GKAT(HEADS, SIZE, mask=make()), components=_components
+    )
+
+
+BIASES = {name: case.make for name, case in registry.CASES.items() if "," not in name}
+for _name, _make in BIASES.items():
+    CASES[f"graph filter, {_name}"] = Case(lambda make=_make: GFA(HEADS, SIZE, bias=make()))
+for _form, _kind, _options in (
+    ("graph filter, blockwise", GFA, {"attention_path": "blockwise", "block_size": 5}),
+    ("graph filter, fused", GFA, {"attention_path": "fused"}),
+    ("p-Laplacian, dense", P_LAPLACIAN, {"attention_path": "dense"}),
+    ("p-Laplacian, blockwise", P_LAPLACIAN, {"block_size": 5}),
+    ("high frequencies", layers.ScaledHighFrequencyAttention, {}),
+):
+    CASES[f"{_form}, HopDecay"] = Case(
+        lambda kind=_kind, options=_options: kind(HEADS, SIZE, bias=BIASES["HopDecay"](), **options)
     )
 
 
@@ -168,7 +197,7 @@ for _name in ("RandomWalk", "RandomWalk per example"):
         pairwise=False,
         components=_components,
     )
-for _name in ("RandomWalk", "RandomWalk per example", "GraphDiffusion", "Segments"):
+for _name in ("RandomWalk", "RandomWalk per example", "GraphDiffusion", "Segments", "GatedDecay"):
     _make, _components = MASKS[_name]
     for _form, _options in (
         ("additive", {"score": "additive"}),
@@ -178,10 +207,29 @@ for _name in ("RandomWalk", "RandomWalk per example", "GraphDiffusion", "Segment
             lambda make=_make, options=_options: GKAT(HEADS, SIZE, mask=make(), **options),
             components=_components,
         )
+EDGES_ONLY = {
+    "in the layer": {"graph": EDGES, "num_nodes": LENGTH},
+    "features, filter": {
+        "graph": Graph(EDGES, edge_features=FEATURES, num_nodes=LENGTH),
+        "filter": "chebyshev",
+    },
+    "per example": {"filter": "first_order"},
+    "per example, features": {"edge_dim": 3, "self_loops": False},
+    "expander": {"expander_degree": 4, "filter": "first_order", "seed": 0},
+    "virtual nodes": {"num_virtual_nodes": 2, "filter": "chebyshev"},
+}
+for _name, _options in EDGES_ONLY.items():
+    CASES[f"edges, {_name}"] = Case(
+        lambda options=_options: layers.EdgeAttention(HEADS, SIZE, **options),
+        pairwise=False,
+        causal=False,
+        components="graph" in _options,
+    )
 
 
 def mask_of(layer: Any) -> Any:
-    return getattr(layer, "mask", None)
+    """What takes inputs at each call: the layer's mask, or the layer itself."""
+    return layer if hasattr(layer, "inputs_at_call") else getattr(layer, "mask", None)
 
 
 def kinds_of(name: str) -> list[str]:
@@ -192,15 +240,24 @@ def kinds_of(name: str) -> list[str]:
     kinds = ["example", "padding"]
     if case.causal or getattr(mask, "is_causal", False) or getattr(layer, "causal", False):
         kinds.append("future")
-    if case.pairwise and not isinstance(mask, masks.Entries) and not isinstance(layer, (AGF,)):
+    refuses = isinstance(mask, masks.Entries) or getattr(mask, "reads_tokens", False)
+    if case.pairwise and not refuses and not isinstance(layer, (AGF,)):
         kinds.append("pairs")
     if getattr(layer, "sliding_window", None):
         kinds.append("window")
-    for given in getattr(mask, "inputs_at_call", ()):
+    joins = any(getattr(layer, name, 0) for name in ("expander_degree", "num_virtual_nodes"))
+    for given in () if joins else inputs_of(name, mask):
         kinds.append(APART.get(given, "component"))
     if case.components:
         kinds.append("component")
     return list(dict.fromkeys(kinds))
+
+
+def inputs_of(name: str, mask: Any) -> tuple[str, ...]:
+    """The tensors that come with each call of a case."""
+    if name in CASES and CASES[name].segments:
+        return ("segment_ids",)
+    return getattr(mask, "given_inputs", getattr(mask, "inputs_at_call", ()))
 
 
 class Scene(NamedTuple):
@@ -213,9 +270,12 @@ def scene(name: str, kind: str, layer: Any) -> Scene:
     """The call of a case, which tokens are unseen in it, and the rows that may not see them."""
     mask = mask_of(layer)
     call: dict[str, Any] = {}
-    inputs = getattr(mask, "inputs_at_call", ())
+    inputs = inputs_of(name, mask)
     if inputs:
         call["mask_inputs"] = {given: PER_EXAMPLE[given] for given in inputs}
+    bias = getattr(layer, "bias", None)
+    if bias is not None and bias.inputs_at_call:
+        call["bias_inputs"] = registry.inputs_of(bias)
     late = np.repeat((np.arange(LENGTH) >= SPLIT)[None], BATCH, axis=0)
     if kind == "example":
         other = np.repeat(np.array([[False], [True]]), LENGTH, axis=1)

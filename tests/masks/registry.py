@@ -105,6 +105,15 @@ def exponential(generator, length):
     return Case(mask, lambda *weights: torch.tril(case.matrix(*weights)), length)
 
 
+def gated_decay(generator, length):
+    gates = -(10.0 ** generator.uniform(-6, 2, (2, length, HEADS)))
+    gates[generator.random(gates.shape) < 0.1] = 0.0
+    gates[generator.random(gates.shape) < 0.05] = -np.inf
+    gates = gates.astype("float32")
+    matrix = reference_kernel.gated_matrix(torch.tensor(gates.astype("float64")))
+    return Case(masks.GatedDecay(), lambda: matrix, length, {"log_gates": gates}, batch=2)
+
+
 def toeplitz(generator, length):
     slopes = (None, 10.0 ** generator.uniform(-4, 1, HEADS))[generator.integers(2)]
     is_causal = bool(generator.integers(2))
@@ -240,6 +249,7 @@ def random_features(generator, length):
 
 def product(generator, length):
     makers = [(exponential, causal), (toeplitz, causal), (low_rank, tree), (segments, diffusion)]
+    makers += [(exponential, gated_decay), (gated_decay, segments)]
     one, other = (make(generator, length) for make in makers[generator.integers(len(makers))])
     mask = built(masks.Product([one.mask, other.mask]), length)
     count = len(one.mask.trainable_variables)
@@ -256,6 +266,7 @@ CASES = {
     "Segments": [segments],
     "Entries": [entries],
     "Exponential": [exponential],
+    "GatedDecay": [gated_decay],
     "Toeplitz": [toeplitz],
     "BlockToeplitz": [block_toeplitz],
     "LowRank": [low_rank],

@@ -11,6 +11,7 @@ from keras_graphattn.masks import (
     BlockToeplitz,
     Causal,
     Exponential,
+    GatedDecay,
     LowRank,
     Mask,
     Product,
@@ -60,6 +61,12 @@ def random_ids(length, batch=2, seed=0):
     return ids
 
 
+def random_log_gates(length, batch=2, seed=0):
+    """Logarithms of gates from almost 1 to almost 0."""
+    generator = np.random.default_rng(seed)
+    return -(10.0 ** generator.uniform(-4, 1, (batch, length, HEADS))).astype("float32")
+
+
 def signals(length, batch=2, seed=0):
     """Features of queries and of keys, and a signal."""
     generator = np.random.default_rng(seed)
@@ -82,6 +89,10 @@ def segments(n, weights):
 def exponential(n, weights, name=""):
     of = [weights.get(f"{name}log_{kind}") for kind in ("rates", "weights")]
     return reference_kernel.exponential_matrix(n, *of)
+
+
+def gated(n, weights):
+    return reference_kernel.gated_matrix(torch.tensor(random_log_gates(n).astype("float64")))
 
 
 def toeplitz(n, weights, name="", one_sided=False):
@@ -143,6 +154,11 @@ SEQUENCES = {
         lambda n: Exponential(1 + n % 2, causal=True),
         lambda n, w: torch.tril(exponential(n, w)),
         "chunked",
+    ),
+    "gated": (lambda n: GatedDecay(), gated, "chunked"),
+    "packed, gated, exponential": _product(
+        lambda n: [GatedDecay(), Segments(), Exponential(2, name="exponential")],
+        *("chunked", gated, segments, factor(exponential, "exponential/")),
     ),
     "toeplitz": (lambda n: Toeplitz(n + 3), toeplitz, "fft"),
     "one-sided toeplitz": (
@@ -217,7 +233,8 @@ def built(mask, length, seed=0):
             weight.assign(np.log(generator.uniform(0.001, 2.0, shape)))
         else:
             weight.assign(to_numpy(weight) + 0.3 * generator.standard_normal(shape))
-    return mask, {"segment_ids": random_ids(length)} if mask.inputs_at_call else {}
+    given = {"segment_ids": random_ids, "log_gates": random_log_gates}
+    return mask, {name: given[name](length) for name in mask.inputs_at_call}
 
 
 def length_of(name, length):

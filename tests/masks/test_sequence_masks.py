@@ -17,6 +17,7 @@ from keras_graphattn.masks import (
     Causal,
     Entries,
     Exponential,
+    GatedDecay,
     LowRank,
     Product,
     Segments,
@@ -217,18 +218,38 @@ def test_no_path_sees_the_future(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in SEQUENCES if SEQUENCES[name][0](9).inputs_at_call]
+    "name", [name for name in SEQUENCES if "segment_ids" in SEQUENCES[name][0](9).inputs_at_call]
 )
 def test_no_path_sees_a_neighbour(name):
     """Outputs stay equal bit for bit; an id that occurs again begins a new segment."""
-    mask, _, _ = made(name, 300, 128)
+    mask, inputs, _ = made(name, 300, 128)
     ids = np.repeat([[1, 2, -1, 1]], [100, 101, 9, 90], axis=1).repeat(2, axis=0).astype("int32")
     for kept in ((np.arange(300) >= 100) & (np.arange(300) < 201), np.arange(300) >= 210):
         for path in mask.paths:
-            rows, outputs = changes(mask, path, kept, segment_ids=ids)
+            rows, outputs = changes(mask, path, kept, **inputs | {"segment_ids": ids})
             assert not rows[kept].any(), path
             assert rows[~kept].any()
             assert (outputs[:, 201:210] == 0.0).all()
+
+
+def test_gates_of_65536_tokens():
+    """In float64 token by token; gates of 0 and of 1, and steps of a state."""
+    generator = np.random.default_rng(0)
+    log_gates = -generator.exponential(1e-3, (1, 2**16, 1)).astype("float32")
+    log_gates[0, [1000, 40000, 50000]] = [[-1e4], [-np.inf], [0.0]]
+    x = generator.random((1, 2**16, 1, 2)).astype("float32")
+    expected, gates = x[0].astype("float64"), np.exp(log_gates.astype("float64"))[0]
+    for token in range(1, 2**16):
+        expected[token] += gates[token] * expected[token - 1]
+    ones, mask = np.ones_like(x[..., :1]), GatedDecay()
+    found = to_numpy(mask.attend(ones, ones, x, log_gates=log_gates))
+    np.testing.assert_allclose(found[0], expected, rtol=1e-6)
+    state, parts = mask.get_initial_state(1, 1, 1, 2), []
+    for part in np.split(np.arange(2**16), [30000]):
+        of_part = (array[:, part] for array in (ones, ones, x))
+        outputs, state = mask.step(state, *of_part, log_gates=log_gates[:, part])
+        parts.append(to_numpy(outputs))
+    np.testing.assert_allclose(np.concatenate(parts, axis=1)[0], expected, rtol=1e-6)
 
 
 def test_products_of_products_and_causality():
@@ -328,6 +349,11 @@ REFUSED = [
     (lambda: Exponential(0), "`num_decays`"),
     (lambda: Exponential(initial_rates=-1.0), "`initial_rates`"),
     (lambda: Exponential(2, initial_rates=[1.0, 2.0, 3.0]).apply(X), "must broadcast"),
+    (lambda: GatedDecay(1.0), "`initial_memory` must be above 1"),
+    (lambda: GatedDecay([2.0, 3.0, 4.0]).build(X.shape), "must broadcast"),
+    (lambda: GatedDecay().attend(X, X, X, log_gates=X[..., :1, 0]), "`log_gates` must have shape"),
+    (lambda: Product([GatedDecay(), Entries()]), "GatedDecay and Entries"),
+    (lambda: Product([GatedDecay(), GatedDecay()]), "same name"),
     (lambda: LowRank(0, 3), "`rank`"),
     (lambda: LowRank(2, 4).apply(X), r"4 positions.*Received"),
     (lambda: StochasticPositions(0), "`num_frequencies`"),

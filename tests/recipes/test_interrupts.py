@@ -98,6 +98,7 @@ def one_error_line(process):
 )
 def test_wrong_options_of_a_benchmark_are_one_line(script, started):
     other = {"precision": "--length", "large_decoder": "--layers", "image_models": "--classes"}
+    other["published_code"] = "--length"
     length = other.get(script.stem, "--lengths")
     line = one_error_line(started(script, length, "0"))
     assert line.startswith(f"error: argument {length}: '0' is not a whole number of at least 1")

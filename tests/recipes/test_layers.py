@@ -12,26 +12,15 @@ from keras_graphattn.filters import FirstOrder
 from keras_graphattn.graphs import Graph, GraphBatches
 from recipes.common.images.cait import TalkingHeadsAttention
 from recipes.common.training.graph_layers import GraphAttention, GraphConvolution
-from recipes.common.training.graphormer import BiasedAttention, StructuralBias
 from recipes.common.training.layers import linear
 from tests.numerics import randomise, relative_rms, to_numpy
-from tests.recipes.formulas import (
-    assert_is_formula,
-    filtered,
-    in_heads,
-    joined,
-    projections,
-    talking_heads,
-    weights_of,
-)
+from tests.recipes.formulas import assert_is_formula, in_heads, joined, talking_heads, weights_of
 from tests.reference_topology import random_edges
 
 HEADS, SIZE, WIDTH, LENGTH, ORDER = 2, 3, 6, 7, 4
-HOPS, FARTHEST, TYPES = 3, 4, 3
 RANDOM = np.random.default_rng(0)
 TOKENS = RANDOM.normal(size=(3, LENGTH, WIDTH)).astype("float32")
 MASK = np.array([[True] * 7, [True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
-SCORES = RANDOM.normal(size=(3, HEADS, LENGTH, LENGTH)).astype("float32")
 GRAPHS = [
     Graph(
         random_edges(n, seed=n) if n > 1 else [], None, RANDOM.normal(size=(n, WIDTH)), num_nodes=n
@@ -39,10 +28,6 @@ GRAPHS = [
     for n in (7, 4, 1)
 ]
 GRAPH = GraphBatches(GRAPHS, len(GRAPHS), num_buckets=1)[0][0]
-DISTANCES = RANDOM.integers(-1, FARTHEST + 3, (2, 5, 5)).astype("int32")
-PATHS = RANDOM.integers(0, TYPES, (2, 5, 5, HOPS))
-PATHS = np.where(np.arange(HOPS) < RANDOM.integers(0, HOPS + 1, (2, 5, 5, 1)), PATHS, -1)
-PATHS = PATHS.astype("int32")
 
 
 def linear_model(mask=MASK):
@@ -59,32 +44,6 @@ def linear_formula(x, weights):
     scores = query @ key.transpose(-1, -2) * torch.tensor(MASK)[:, None, None]
     scores = scores / scores.sum(dim=-1, keepdim=True)
     return joined(scores @ in_heads(x, weights, "attend_value"), weights, "attend")
-
-
-def biased_formula(order):
-    def formula(x, bias, weights):
-        query, key, value = projections(x, weights)
-        scores = query @ key.transpose(-1, -2) / SIZE**0.5 + bias
-        scores = torch.where(torch.tensor(MASK)[:, None, None], scores, -torch.inf)
-        a = filtered(torch.softmax(scores, dim=-1), weights, order)
-        return joined(a @ value, weights, "attention_output")
-
-    return formula
-
-
-def bias_formula(weights):
-    rows = []
-    for distances, paths in zip(DISTANCES, PATHS, strict=True):
-        for i, j in np.ndindex(6, 6):
-            if not i or not j:
-                rows.append(weights["of_virtual_node"])
-                continue
-            distance = distances[i - 1, j - 1]
-            row = FARTHEST + 1 if distance < 0 else min(distance, FARTHEST)
-            edges = [edge for edge in paths[i - 1, j - 1] if edge >= 0]
-            mean = sum(weights["of_edge"][hop, e] for hop, e in enumerate(edges))
-            rows.append(weights["of_distance"][row] + mean / max(len(edges), 1))
-    return torch.stack(rows).reshape(2, 6, 6, HEADS).permute(0, 3, 1, 2)
 
 
 def with_loops(edges):
@@ -135,18 +94,6 @@ CASES = {
     "gat": Case(
         lambda: GraphAttention(HEADS, SIZE), gat_formula, [GRAPH["nodes"]], (GRAPH["edges"],)
     ),
-    "bias": Case(
-        lambda: StructuralBias(HEADS, FARTHEST, HOPS, TYPES), bias_formula, [], (DISTANCES, PATHS)
-    ),
-    **{
-        f"biased_{name}": Case(
-            lambda order=order: BiasedAttention(HEADS, SIZE, order and FirstOrder(order)),
-            biased_formula(order),
-            [TOKENS, SCORES],
-            (MASK,),
-        )
-        for name, order in FILTERS.items()
-    },
     **{
         f"talking_{name}": Case(
             lambda order=order: TalkingHeadsAttention(HEADS, SIZE, order and FirstOrder(order)),
