@@ -10,7 +10,8 @@
 
 Queries, keys and values go in, features are made inside. The cases of a mask take turns, and
 ratios are to the first of them. With two lengths or more, the exponent of the time in the length
-is printed at the end. `delta_rule` is the gated delta rule beside causal kernel attention. Runs unchanged on a GPU.
+is printed at the end. `delta_rule` is the gated delta rule beside causal kernel attention. Runs
+unchanged on a GPU.
 """
 
 import math

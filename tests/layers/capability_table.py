@@ -56,9 +56,7 @@ def run(backend, rows, folder):
 
     report = Path(folder) / f"{backend}.xml"
     command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}"]
-    command += [
-        f"{CASES}::test_capability[{row}-{ability}]" for row in rows for ability in ABILITIES
-    ]
+    command += [f"{CASES}[{row}-{ability}]" for row in rows for ability in ABILITIES]
     environment = {**os.environ, **COMPILING, "KERAS_BACKEND": backend}
     environment["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     subprocess.run([*command, "-p", "no:cacheprovider"], cwd=ROOT, env=environment, check=False)
