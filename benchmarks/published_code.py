@@ -30,6 +30,7 @@ import torch
 from keras_graphattn import biases, masks
 from keras_graphattn.graphs import Graph, precompute
 from keras_graphattn.layers import DifferentialAttention
+from keras_graphattn.operators import DeltaRuleOperator
 
 MOST = 1e-5  # relative difference
 BATCH, LENGTH, WIDTH, HEADS = 2, 33, 48, 4
@@ -213,6 +214,25 @@ def forgetting(folder, length=60):
     )
 
 
+def delta_rule(folder, length=150):
+    module = module_of(folder, "fla/ops/gated_delta_rule/naive.py")
+    query, key, value = (random(BATCH, length, HEADS, 16, seed=seed) for seed in range(3))
+    strength, log_decay = (random(BATCH, length, HEADS, seed=seed) for seed in (3, 4))
+
+    def theirs(**tensors):
+        return module.naive_recurrent_gated_delta_rule(*tensors.values(), scale=1.0)[0]
+
+    return of_functions(
+        lambda q, k, v, beta, g: DeltaRuleOperator(q, k, g, beta)(v),
+        theirs,
+        q=query,
+        k=torch.nn.functional.normalize(key, dim=-1),
+        v=value,
+        beta=torch.sigmoid(strength),
+        g=-torch.nn.functional.softplus(log_decay),
+    )
+
+
 def graph(nodes=14):
     """A connected graph with types of edges."""
     generator = np.random.default_rng(3)
@@ -328,6 +348,7 @@ def walks(folder, steps=8):
 CASES = {
     "fla: gated decay": simple_gla,
     "fla: forgetting attention": forgetting,
+    "fla: gated delta rule": delta_rule,
     "graphormer: biases": graphormer,
     "grit: probabilities of walks": walks,
     "unilm: differential attention, version 1": differential_1,

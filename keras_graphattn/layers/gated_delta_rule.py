@@ -208,6 +208,7 @@ class GatedDeltaRule(AttentionLayer):
                 )
                 layer.build((None, None, heads, width))
                 setattr(self, f"_{name}_convolution", layer)
+        kept_with(self, _segments)  # torch makes no layer while it compiles
         self.log_rate = self._own_weight("log_rate", (heads,), _log_rates)
         self.rate_bias = self._own_weight("rate_bias", (heads,), _rate_biases)
         self.norm_scale = self._own_weight("norm_scale", (self.value_dim,), "ones")
@@ -241,8 +242,8 @@ class GatedDeltaRule(AttentionLayer):
         strength = ops.sigmoid(at_least_float32(self._strength_dense(tokens.inputs)))
         log_decay, strength = (without_padding(x, places.visible) for x in (log_decay, strength))
         if places.runs is not None:  # a segment starts with an empty state
-            before = ops.zeros_like(places.runs[:, :1])
-            before = ops.concatenate([before, places.runs[:, :-1]], axis=1)
+            first = ops.zeros_like(places.runs[:, :1])
+            before = ops.concatenate([first, places.runs], axis=1)[:, :-1]
             continues = ops.equal(places.runs, before)[:, :, None]
             log_decay = ops.where(continues, log_decay, ops.cast(FORGETS, log_decay.dtype))
         operator = _Steps(
@@ -445,7 +446,10 @@ def _is_finite(sums: Float[Tensor, "B N H _"]) -> Bool[Tensor, "B 1 1 1"]:
 
 
 def _segments(layer: GatedDeltaRule) -> Segments:
-    return Segments()
+    """The mask that checks segments."""
+    mask = Segments()
+    mask.build((None, None, layer.num_heads, layer.value_dim))
+    return mask
 
 
 def _log_rates(shape: Shape, dtype: str) -> Float[Tensor, " N"]:

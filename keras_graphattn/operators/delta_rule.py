@@ -20,10 +20,9 @@ Source: Yang et al., "Gated Delta Networks", arXiv 2412.06464 (ICLR 2025), Eq. 1
 
 from typing import NamedTuple
 
-import numpy as np
 from keras import ops
 
-from keras_graphattn.numerics.blocks import cut_into_blocks, join_blocks, number_of_blocks
+from keras_graphattn.numerics.blocks import cut_into_chunks, first_of, number_of_blocks
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
 from keras_graphattn.numerics.matrix_recurrence import matrix_recurrence
 from keras_graphattn.numerics.precision import (
@@ -43,7 +42,7 @@ Tensors = tuple[Tensor, ...]
 
 
 class Factors(NamedTuple):
-    """O = inside V + of_state S and S' = update V + carried S, for all G = C B N chunks."""
+    """O = inside V + of_state S and S' = update V + carried S, for G = C B N chunks of heads."""
 
     inside: Float[Tensor, "G c c"]
     of_state: Float[Tensor, "G c H"]
@@ -102,19 +101,18 @@ class DeltaRuleOperator(Operator):
         size = inside.shape[-1]
         count = number_of_blocks(length, size)
         if self.state is not None or not (isinstance(count, int) and count == 1):
-
-            def by_chunk(x: Float[Tensor, "G ..."]) -> Float[Tensor, "C _ ..."]:
-                return ops.reshape(x, (count, batch * heads, *ops.shape(x)[1:]))
-
-            states, last = matrix_recurrence(
-                by_chunk(carried), by_chunk(matmul(update, values)), self._start(x)
+            carried, updates = (
+                ops.reshape(z, (count, batch * heads, *ops.shape(z)[1:]))
+                for z in (carried, matmul(update, values))
             )
+            states, last = matrix_recurrence(carried, updates, self._start(x))
             states = ops.reshape(states, (count * batch * heads, *ops.shape(states)[2:]))
             outputs = outputs + matmul(of_state, states)
             self.following.append(ops.reshape(last, (batch, heads, *ops.shape(last)[1:])))
         outputs = ops.reshape(outputs, (count, batch, heads, size, width))
-        outputs = join_blocks(ops.transpose(outputs, (0, 1, 3, 2, 4)), length)
-        return ops.cast(outputs, x.dtype)
+        outputs = ops.transpose(outputs, (1, 0, 3, 2, 4))  # (B, C, c, N, D)
+        outputs = ops.reshape(outputs, (batch, count * size, heads, width))
+        return ops.cast(first_of(outputs, length, axis=1), x.dtype)
 
     def _start(self, x: Float[Tensor, "B T N D"]) -> Float[Tensor, "_ H D"]:
         """The part of the state that belongs to this call."""
@@ -128,10 +126,11 @@ class DeltaRuleOperator(Operator):
 
     def _cut(self, x: Float[Tensor, "B T N F"], size: int) -> Float[Tensor, "G c F"]:
         """Chunks: all examples and heads of the first, then of the second, and so on."""
-        blocks = cut_into_blocks(at_least_float32(x), size)  # (C, B, c, N, F)
-        count, batch, _, heads, width = ops.shape(blocks)
-        blocks = ops.transpose(blocks, (0, 1, 3, 2, 4))
-        return ops.reshape(blocks, (count * batch * heads, size, width))
+        batch, length, heads, width = ops.shape(x)
+        chunks = cut_into_chunks(at_least_float32(x)[:, None], size)[:, 0]  # (B, C, c, N, F)
+        count = number_of_blocks(length, size)
+        chunks = ops.transpose(chunks, (1, 0, 3, 2, 4))
+        return ops.reshape(chunks, (count * batch * heads, size, width))
 
     def _factors(self) -> Factors:
         length = self.key.shape[1]
@@ -180,8 +179,8 @@ def decays(log_decay: Float[Tensor, "... c"]) -> Float[Tensor, "... c c"]:
     Each sum is of its own numbers only. A difference of two longer sums would round, and would be
     no number after a decay of 0.
     """
-    order = np.arange(log_decay.shape[-1])
-    lower = ops.convert_to_tensor(order[:, None] >= order[None, :])
+    order = ops.arange(log_decay.shape[-1], dtype="int32")
+    lower = order[:, None] >= order[None, :]
     of_each = zero_where_masked(log_decay[..., None], order[:, None] > order[None, :])
     sums = matmul(ops.cast(lower, log_decay.dtype), of_each)
     return zero_where_masked(ops.exp(sums), lower)
