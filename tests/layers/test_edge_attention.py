@@ -10,10 +10,12 @@ from keras import ops
 from keras_graphattn.graphs import Graph
 from keras_graphattn.layers import EdgeAttention
 from keras_graphattn.masks.graphs.expander import random_cycles
+from keras_graphattn.operators import EdgeOperator
 from tests.call_inputs import BAD, BATCH, LENGTH, WRONG
 from tests.layers.capabilities import chain
 from tests.layers.twins import EDGES, FEATURES, built, tokens
 from tests.numerics import BACKEND, assert_close, differentiated, randomise, to_numpy
+from tests.tensor_sizes import largest_tensor
 
 TOKENS = np.random.default_rng(0).standard_normal((BATCH, LENGTH, 5)).astype("float32")
 OTHERS = [example for example in range(BATCH) if example != BAD]
@@ -148,3 +150,17 @@ def test_distant_nodes_reach_each_other():
     assert moved() == moved(filter="chebyshev") == 0.0
     assert moved(num_virtual_nodes=1) > 0.0
     assert moved(expander_degree=4, filter="monomial", order=8) > 0.0
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="tensors are counted on jax and torch")
+def test_no_tensor_is_larger_than_the_edges():
+    length, heads, size = 300, 2, 4
+    path = np.stack([np.arange(length - 1), np.arange(1, length)], axis=1)
+    edges = ops.convert_to_tensor(np.concatenate([path, path[:, ::-1]])[None].astype("int32"))
+
+    def function(query, key, x):
+        operator = EdgeOperator(query, key, edges)
+        return operator(operator(x))
+
+    x = np.ones((1, length, heads, size), "float32")
+    assert largest_tensor(function, [x, x, x]) <= edges.shape[1] * heads * size
