@@ -9,7 +9,8 @@ value, instead of an error from inside the backend:
 
 The letters are sizes. A letter has the same size in all arguments of a call. "?" allows 1 instead,
 "_" is any size, and a leading "..." is any number of axes. Sizes that are not known before the run
-fit any size. Arrays, lists and numbers become tensors. For `tensor`, integers become float32.
+fit any size. Arrays, lists and numbers become tensors. For `tensor`, integers become float32;
+`floats` refuses them.
 """
 
 import difflib
@@ -256,6 +257,7 @@ def tensor(*shapes: str, kind: str = "number") -> Rule:
     return check
 
 
+floats = functools.partial(tensor, kind="float")  # tokens: integers are ids, or a mistake
 integers = functools.partial(tensor, kind="integer")
 mask = functools.partial(tensor, kind="boolean")  # or of zeros and ones of any dtype
 
@@ -406,7 +408,10 @@ def instance(
 
 
 def as_tensor(name: str, value: Any, kind: str = "number") -> Num[Tensor, "..."]:
-    """Returns the value as a tensor of the kind `"number"`, `"integer"` or `"boolean"`."""
+    """Returns the value as a tensor of the kind `"number"`, `"float"`, `"integer"` or `"boolean"`.
+
+    Integers and booleans become numbers, but are refused as floats.
+    """
     if type(value) is float and kind == "number":  # through an array it takes five times longer
         return ops.convert_to_tensor(value, "float32")
     if isinstance(value, PLAIN):
@@ -418,6 +423,11 @@ def as_tensor(name: str, value: Any, kind: str = "number") -> Num[Tensor, "..."]
         )
     dtype = dtype_name(value.dtype)
     is_integer = dtype.startswith(("int", "uint"))
+    if kind == "float" and (is_integer or dtype == "bool"):
+        raise ValueError(
+            f"`{name}` must be a tensor of floats. Received: {name}.dtype={dtype}. Embed ids with "
+            "keras.layers.Embedding, or cast numbers with keras.ops.cast."
+        )
     if not (is_integer or (kind != "integer" and (dtype in FLOATS or dtype == "bool"))):
         raise ValueError(f"`{name}` must be a tensor of {kind}s. Received: {name}.dtype={dtype}.")
     if kind == "boolean" and dtype in FLOATS:

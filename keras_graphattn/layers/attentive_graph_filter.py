@@ -12,6 +12,7 @@ from keras_graphattn.checks import (
     checked,
     did_you_mean,
     flag,
+    floats,
     number,
     one_of,
     optional,
@@ -284,7 +285,7 @@ class AttentiveGraphFilter(AttentionLayer):
         dtype = "float64" if self.compute_dtype == "float64" else "float32"
         return empty_running_sum(batch_size, self.num_heads, self.key_dim, self.value_dim, dtype)
 
-    @checked(tokens=tensor("B t d"), padding_mask=optional(mask_of("B t")))
+    @checked(tokens=floats("B t d"), padding_mask=optional(mask_of("B t")))
     def decode(
         self,
         tokens: Float[Tensor, "B t _"],

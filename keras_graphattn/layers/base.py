@@ -26,6 +26,7 @@ from keras_graphattn.checks import (
     check_shape,
     checked,
     flag,
+    floats,
     integers,
     is_list,
     is_one_of,
@@ -855,7 +856,7 @@ class SelfAttention(SoftmaxAttention):
         (1, 1, 16)
         """
         sizes: Sizes = {}
-        tokens = tensor("B t d")("tokens", tokens, sizes)
+        tokens = floats("B t d")("tokens", tokens, sizes)
         cache, index = a_cache("cache", cache, sizes), position("index", index, sizes)
         padding_mask = optional(mask_of("B t"))("padding_mask", padding_mask, sizes)
         attention_bias = optional(a_bias("t", "L"))("attention_bias", attention_bias, sizes)
@@ -1023,14 +1024,15 @@ def check_call(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call as tensors, checked one by one and against each other.
 
     Raises:
-        ValueError: For sizes that do not fit each other, and for invalid masks and flags.
+        ValueError: For tokens of integers, for sizes that do not fit each other, and for invalid
+            masks and flags.
         TypeError: For an argument that must be a tensor but is not.
     """
     checked_arguments, sizes = dict(arguments), cast("Sizes", {})  # letters B, T, S and N
     for name in ("query", "value", "key"):
         if arguments.get(name) is None and name != "query":
             continue
-        checked_arguments[name] = x = as_tensor(name, arguments.get(name))
+        checked_arguments[name] = x = as_tensor(name, arguments.get(name), "float")
         own = "B T" if name == "query" or arguments.get("value") is None else "B S"
         # query, value and key may differ in length and features, not in rank
         rest = "..." if name == "query" else "_ " * (len(checked_arguments["query"].shape) - 2)

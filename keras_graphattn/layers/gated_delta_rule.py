@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_graphattn.checks import Sizes, check_shape, checked, optional, size, tensor, whole
+from keras_graphattn.checks import Sizes, check_shape, checked, floats, optional, size, whole
 from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.filters import Filter
 from keras_graphattn.layers.base import (
@@ -352,7 +352,7 @@ class GatedDeltaRule(AttentionLayer):
         sums = ops.zeros((batch_size, heads, self.key_dim, calls * self.value_dim), dtype)
         return DeltaRuleState(sums, key, key, value, ops.full((batch_size,), -1, "int32"))
 
-    @checked(tokens=tensor("B t d"), padding_mask=optional(mask_of("B t")))
+    @checked(tokens=floats("B t d"), padding_mask=optional(mask_of("B t")))
     def decode(
         self,
         tokens: Tensor,
@@ -417,7 +417,7 @@ class GatedDeltaRule(AttentionLayer):
                 f"Received: state={state!r}"
             )
         sizes: Sizes = {}
-        tensor("B t d")("tokens", tokens, sizes)
+        check_shape("tokens", tokens, ("B t d",), sizes)
         for name, part in expected._asdict().items():
             shape = " ".join(["B", *map(str, part.shape[1:])])
             check_shape(f"state.{name}", getattr(state, name), (shape,), sizes)

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_graphattn import feature_maps
-from keras_graphattn.checks import checked, is_one_of, optional, size, tensor, whole
+from keras_graphattn.checks import checked, floats, is_one_of, optional, size, whole
 from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.feature_maps import FeatureMap
 from keras_graphattn.filters import Filter
@@ -190,7 +190,7 @@ class MaskedKernelAttention(KernelLayer):
         )
         return tuple(state._replace(sums=ops.cast(state.sums, dtype)) for state in states)
 
-    @checked(tokens=tensor("B t d"), padding_mask=optional(mask_of("B t")))
+    @checked(tokens=floats("B t d"), padding_mask=optional(mask_of("B t")))
     def decode(
         self,
         tokens: Tensor,

@@ -152,7 +152,9 @@ def test_prompts_see_neither_padding_nor_what_the_cache_held(kind, held, window)
 
 
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("name", ["order 3", "p-Laplacian", "AGF", "delta rule"])
+@pytest.mark.parametrize(
+    "name", ["order 3", "p-Laplacian", "AGF", "delta rule", "kernel", "kernel, gated decay"]
+)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.05), ("float16", 0.01)])
 def test_half_precision(name, dtype, tolerance):
     kind, options, _ = FORMS[name]
@@ -160,9 +162,9 @@ def test_half_precision(name, dtype, tolerance):
     (outputs, state), expected = decoded(layer, x, [32] + [4] * 8), full_pass(layer, x)
     close = {"atol": tolerance * np.abs(expected).max()}
     np.testing.assert_allclose(to_numpy(outputs), expected, **close)
-    part = state["signals"] if kind in CACHED else state[0]
-    kept = dtype if kind in CACHED else "float32"
-    assert keras.backend.standardize_dtype(part.dtype) == kept
+    parts = [state["signals"]] if kind in CACHED else keras.tree.flatten(state)
+    dtypes = {keras.backend.standardize_dtype(part.dtype) for part in parts}
+    assert dtypes - {"int32"} == {dtype if kind in CACHED else "float32"}
 
 
 def test_the_cache_holds_one_signal_for_each_application():

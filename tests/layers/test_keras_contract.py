@@ -383,7 +383,12 @@ def test_difference_arguments_that_are_no_tensors_or_do_not_fit_are_named():
         ours(X, X, value_mask=np.ones((BATCH, LENGTH - 1), bool))
 
 
-def test_difference_tokens_may_be_integers():
-    counts = np.arange(BATCH * LENGTH * WIDTH).reshape(X.shape) % 3
-    layer = GraphFilterAttention(HEADS, SIZE)
-    assert_equal(layer(counts, counts), layer(counts.astype("float32"), counts.astype("float32")))
+@pytest.mark.parametrize("name", EVERY_LAYER)
+def test_difference_tokens_of_integers_are_refused_in_words(name):
+    layer = EVERY_LAYER[name](HEADS, SIZE)
+    for argument in ("query", "value", "key"):
+        with pytest.raises(ValueError, match=rf"`{argument}` must be a tensor of floats.*Embed"):
+            layer(**{"query": X, argument: np.ones(X.shape, int)})
+    if hasattr(layer, "get_initial_cache"):
+        with pytest.raises(ValueError, match=r"`tokens` must be a tensor of floats.*Embed"):
+            layer.decode(np.ones(X.shape, int), layer.get_initial_cache(BATCH, LENGTH), 0)

@@ -64,7 +64,7 @@ def built(name, dtype):
 
 
 @pytest.mark.parametrize("way", ["dtype", "floatx"])
-@pytest.mark.parametrize("name", [*NAMES, *GRAPHS])
+@pytest.mark.parametrize("name", [*NAMES, *GRAPHS, "delta rule"])
 def test_float64_is_float64_throughout(name, way):
     """Steps of 1e-6: with a float32 number within, their slopes would be noise of 10 %."""
     with float64_on_jax(), floatx("float64" if way == "floatx" else "float32"):
@@ -84,6 +84,7 @@ def test_float64_is_float64_throughout(name, way):
 
 
 DECODED = ["graph filter", "graph filter, Jacobi", "p-Laplacian, dense", "AGF, causal"]
+DECODED += ["delta rule"]
 DECODED += ["p-Laplacian, diagonal dropped", "kernel, Exponential, causal, chunked"]
 DECODED += [f"kernel, no mask, {form}" for form in ("ReLU", "dense", "filter")]
 
