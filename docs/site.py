@@ -15,7 +15,10 @@ from docs.guides import Printed
 from docs.paths import CONFIG, IDENTIFIERS, OUTPUT, OUTPUTS_OF_GUIDES, ROOT
 
 RECIPES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/README.md"))
-TOPICS = ("filters", "masks", "biases", "keras_hub", "graphs", "precision", "speed")
+TOPICS = (
+    *("filters", "masks", "biases", "linear_attention"),
+    *("keras_hub", "graphs", "precision", "speed"),
+)
 # Files of the repository that are pages as they stand
 FILES = {
     "README.md": "index.md",
