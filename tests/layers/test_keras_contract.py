@@ -15,6 +15,7 @@ from keras import ops
 
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
+    GatedDeltaRule,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
@@ -213,6 +214,7 @@ EVERY_LAYER = {
     "p-Laplacian": PLaplacianAttention,
     "high frequencies": ScaledHighFrequencyAttention,
     "AGF": AttentiveGraphFilter,
+    "delta rule": GatedDeltaRule,
     "kernel": MaskedKernelAttention,
     "graph kernel": functools.partial(GraphKernelAttention, mask=Exponential()),
 }
@@ -257,7 +259,7 @@ def refusal(mistake, make):
         mistake(make)
     words = str(refused.value).replace("\n", " ")
     words = re.sub(r"\x1b\[\d+m|^Exception encountered when calling \S+ +", "", words)
-    names = r"\b[A-Z]\w*(Attention|Filter|Layer)\b|\w*_(attention|filter)(_\d+)?\b"
+    names = r"\b[A-Z]\w*(Attention|Filter|Layer|Rule)\b|\w*_(attention|filter|rule)(_\d+)?\b"
     return refused.type, re.sub(names, "", words)
 
 
@@ -284,6 +286,8 @@ BY_KERAS = [  # layers that Keras' own test of layers runs
     (AttentiveGraphFilter, {}),
     (AttentiveGraphFilter, OPTIONS),
     (AttentiveGraphFilter, {"filter": "monomial", "use_gate": True, "orthogonality_weight": 0.1}),
+    (GatedDeltaRule, {}),
+    (GatedDeltaRule, {**OPTIONS, "filter": "first_order"}),
 ]
 
 
@@ -293,7 +297,7 @@ def test_keras_layer_test(kind, options):
     from keras.src.testing import TestCase
 
     shape = (2, 5, 8)
-    is_alone = kind is AttentiveGraphFilter
+    is_alone = kind in (AttentiveGraphFilter, GatedDeltaRule)
     TestCase().run_layer_test(
         kind,
         {"num_heads": 2, "key_dim": 3, **options},
