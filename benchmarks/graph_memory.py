@@ -3,13 +3,17 @@
     KERAS_BACKEND=torch python benchmarks/graph_memory.py
     KERAS_BACKEND=torch python benchmarks/graph_memory.py --masks random_walk diffusion \
         --lengths 1000 3000 --dense-limit 3000 --times
+    KERAS_BACKEND=torch python benchmarks/graph_memory.py --masks edges --heads 4 --columns 16 \
+        --key-dim 16 --lengths 3000 10000 100000 --dense-limit 3000 --times
 
 A random graph with `--degree` edges at each node. "product" is M x with `--columns` columns,
 "attention" is masked kernel attention with ReLU features of width `--key-dim` and values with
 `--columns` columns, and "dense product" is M x by the matrix, up to `--dense-limit` nodes. Weights
-of the mask get their gradients. The peak is that of a process of its own, which also draws the
-walks, less that of a process that does nothing. The exponents of the memory are printed at the end.
-`--times` adds times, in milliseconds of this machine.
+of the mask get their gradients. "edges" is no mask but softmax attention along the edges, with
+`--heads` heads: once, as three applications of A, and dense, with the edges as a mask of pairs.
+The peak is that of a process of its own, which also draws the walks, less that of a process that
+does nothing. The exponents are printed at the end. `--times` adds times, in milliseconds of this
+machine.
 """
 
 import math
@@ -31,7 +35,7 @@ from measure import (
     write_results,
 )
 
-MASKS = ("random_features", "random_walk", "diffusion")
+MASKS = ("random_features", "random_walk", "diffusion", "edges")
 OWN_OPTIONS = ("columns", "degree", "walks", "feature_chunk")
 
 
@@ -58,6 +62,8 @@ def mask_of(name, count, options):
 
 def case_of(name, kind, count, options):
     """A function and its arrays; the mask's weights are arguments, so that they get gradients."""
+    if name == "edges":
+        return edge_case(kind, count, options)
     import keras
     from keras import ops
 
@@ -83,7 +89,34 @@ def case_of(name, kind, count, options):
     return function, [*signals, *map(ops.convert_to_tensor, mask.trainable_variables)]
 
 
-def kinds_of(count, options):
+def edge_case(kind, count, options):
+    """Softmax attention along edges, as a function of values, queries and keys, and these."""
+    import keras
+    from keras import ops
+
+    from keras_graphattn.operators import EdgeOperator, SoftmaxOperator
+    from keras_graphattn.operators.softmax import scores_of
+
+    edges, loops = graph_of_degree(count, options.degree), np.arange(count)[:, None]
+    edges = np.concatenate([edges, edges[:, ::-1], loops.repeat(2, axis=1)]).astype("int32")
+    seen = np.zeros((count, count) if kind.startswith("dense") else (0, 0), bool)
+    if seen.size:
+        seen[edges[:, 1], edges[:, 0]] = True
+
+    def function(x, query, key):
+        if seen.size:
+            return SoftmaxOperator(scores_of(query, key), ops.convert_to_tensor(seen))(x)
+        operator = EdgeOperator(query, key, ops.convert_to_tensor(edges[None]))
+        return operator(operator(operator(x))) if kind == "three hops" else operator(x)
+
+    widths = (options.columns, options.key_dim, options.key_dim)
+    shapes = [(1, count, options.heads, width) for width in widths]
+    return function, [keras.random.normal(shape, seed=i) for i, shape in enumerate(shapes)]
+
+
+def kinds_of(name, count, options):
+    if name == "edges":
+        return ["once", "three hops", *["dense"] * (count <= options.dense_limit)]
     return ["product", "attention", *["dense product"] * (count <= options.dense_limit)]
 
 
@@ -98,14 +131,17 @@ def times_of(name, kinds, count, options):
 
 
 def exponents(rows):
-    """The exponent of the peak memory between the first and the last length of each case."""
+    """The exponents of memory and time between the first and the last length of each case."""
     lines = []
     for name in dict.fromkeys(row["case"] for row in rows):
-        points = [(row["length"], row["peak MiB"]) for row in rows if row["case"] == name]
-        (first, before), (last, after) = points[0], points[-1]
-        if last > first and before > 0.0:
-            exponent = math.log(after / before) / math.log(last / first)
-            lines.append(f"{name}: memory ~ n^{exponent:.2f} from n = {first} to {last}")
+        points = [row for row in rows if row["case"] == name]
+        first, last = points[0], points[-1]
+        for column in [column for column in first if column not in ("case", "length")]:
+            if last["length"] > first["length"] and first[column] > 0.0:
+                growth = math.log(last[column] / first[column])
+                exponent = growth / math.log(last["length"] / first["length"])
+                lengths = f"from n = {first['length']} to {last['length']}"
+                lines.append(f"{name}: {column} ~ n^{exponent:.2f} {lengths}")
     return "\n".join(lines)
 
 
@@ -140,7 +176,7 @@ def main():
     for count in options.lengths:
         idle = memory_of(options, "", count, OWN_OPTIONS)
         for name in options.masks:
-            kinds = kinds_of(count, options)
+            kinds = kinds_of(name, count, options)
             new = [{"case": f"{name}, {kind}", "length": count} for kind in kinds]
             for row, kind in zip(new, kinds, strict=True):
                 row["peak MiB"] = memory_of(options, f"{name}|{kind}", count, OWN_OPTIONS) - idle

@@ -6,11 +6,12 @@
         --lengths 8192 --memory
     KERAS_BACKEND=torch python benchmarks/masked_kernel_attention.py --masks unmasked causal \
         --performer --no-dense
-    KERAS_BACKEND=torch python benchmarks/masked_kernel_attention.py --masks gated
+    KERAS_BACKEND=torch python benchmarks/masked_kernel_attention.py --masks gated delta_rule
 
 Queries, keys and values go in, features are made inside, and so are the gates, from queries. The
 cases of a mask take turns, and ratios are to the first of them. With two lengths or more, the
-exponent of the time in the length is printed at the end. Runs unchanged on a GPU.
+exponent of the time in the length is printed at the end. `delta_rule` is the gated delta rule
+beside causal kernel attention. Runs unchanged on a GPU.
 """
 
 import math
@@ -55,6 +56,17 @@ def attend_by(mask, path, feature_chunk=None, **inputs):
         return operator(ops.convert_to_tensor(value))
 
     return function
+
+
+def delta_rule(query, key, value):
+    """The gated delta rule, with gates that depend on the tokens."""
+    from keras import ops
+
+    from keras_graphattn.operators.delta_rule import DeltaRuleOperator
+
+    key = key / ops.sqrt(ops.sum(ops.square(key), axis=-1, keepdims=True) + 1e-6)
+    decay, strength = -ops.softplus(query[..., 0] - 4.0), ops.sigmoid(value[..., 0])
+    return DeltaRuleOperator(query, key, decay, strength)(ops.convert_to_tensor(value))
 
 
 def performer(causal):
@@ -106,6 +118,8 @@ def cases(options, length):
         "all features": attend_by(exponential, "Algorithm 1"),
         "8 features at a time": attend_by(exponential, "Algorithm 1", 8),
     }
+    dense = {} if options.no_dense else {"causal kernel, dense": functions["causal"]["dense"]}
+    functions["delta_rule"] = {**dense, "chunked": delta_rule}
     if is_torch and options.performer:
         functions["unmasked"] = {"performer-pytorch": performer(False), **functions["unmasked"]}
         functions["causal"] = {"performer-pytorch": performer(True), **functions["causal"]}
@@ -122,7 +136,7 @@ def arrays_of(options, length):
 def parse(arguments=None):
     parser = Parser(description=__doc__.splitlines()[0])
     masks = ["causal", "exponential", "segments"]
-    kinds = [*masks, "gated", "one-sided exponential", "unmasked", "algorithm"]
+    kinds = [*masks, "gated", "one-sided exponential", "unmasked", "algorithm", "delta_rule"]
     parser.add_argument("--masks", nargs="+", default=masks, choices=kinds)
     parser.add_argument("--lengths", type=positive, nargs="+", default=[1024, 4096])
     parser.add_argument("--forward", action="store_true", help="time only the forward pass")

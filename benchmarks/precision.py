@@ -14,6 +14,9 @@ from keras import ops
 from keras_graphattn import masks
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
+    DifferentialAttention,
+    EdgeAttention,
+    GatedDeltaRule,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
@@ -51,12 +54,17 @@ CASES = {
     "graph filter, dense": layer_of(GraphFilterAttention, order=3, attention_path="dense"),
     "graph filter, blockwise": layer_of(GraphFilterAttention, order=3, attention_path="blockwise"),
     "Chebyshev filter, dense": layer_of(GraphFilterAttention, filter="chebyshev", order=4),
+    "differential": layer_of(DifferentialAttention),
+    "differential, version 2, blockwise": layer_of(
+        DifferentialAttention, version=2, attention_path="blockwise"
+    ),
     "p-Laplacian, dense": layer_of(PLaplacianAttention, attention_path="dense"),
     "p-Laplacian, blockwise": layer_of(PLaplacianAttention, attention_path="blockwise"),
     "p-Laplacian, p = 1, epsilon = 0.001": layer_of(PLaplacianAttention, p=1.0, epsilon=1e-3),
     "scaled high frequencies": layer_of(ScaledHighFrequencyAttention),
     "AGF": layer_of(AttentiveGraphFilter, order=4, orthogonality_weight=0.01),
     "AGF, causal": layer_of(AttentiveGraphFilter, order=4, causal=True),
+    "delta rule": layer_of(GatedDeltaRule),
     "kernel, ReLU": kernel(),
     "kernel, FAVOR+": kernel(feature_map="favor", seed=0),
     "kernel, graph filter": kernel(filter="first_order"),
@@ -66,6 +74,9 @@ CASES = {
     "kernel, tree": kernel(lambda n: masks.Tree(parents(n))),
     "kernel, diffusion": kernel(lambda n: masks.GraphDiffusion(ring(n))),
     "kernel, random walk": kernel(lambda n: masks.RandomWalk(ring(n), seed=0)),
+    "edges": lambda length, dtype: EdgeAttention(
+        HEADS, HEAD, graph=ring(length), expander_degree=4, seed=0, dtype=dtype
+    ),
     "graph kernel": lambda length, dtype: GraphKernelAttention(
         HEADS, HEAD, mask=masks.RandomWalk(ring(length), seed=0), dtype=dtype
     ),

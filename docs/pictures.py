@@ -119,17 +119,28 @@ def layer_matrices(name: str) -> dict[str, np.ndarray]:
     if name == "GraphFilterAttention":
         filtered = layers.GraphFilterAttention(**one, filter=FirstOrder(3, start="high_pass"))
         return {"A": plain, 'H, start="high_pass"': _applied(filtered, tokens)}
+    if name == "DifferentialAttention":
+        return _differential(tokens)
     if name == "PLaplacianAttention":
         return {"A (p = 2)": plain, **{f"p = {p}": _p_laplacian(tokens, p) for p in (1.5, 2.5)}}
     if name == "AttentiveGraphFilter":
         layer = layers.AttentiveGraphFilter(1, 8)
         _, scores = layer(tokens, return_attention_scores=True)
         return {"H = (U * g(S)) V^T": keras.ops.convert_to_numpy(scores)[0, 0]}
+    if name == "GatedDeltaRule":
+        layer = layers.GatedDeltaRule(1, 8)
+        _, scores = layer(tokens, return_attention_scores=True)
+        return {"o = A v": keras.ops.convert_to_numpy(scores)[0, 0]}
     if name == "MaskedKernelAttention":
         kernel, mask = layers.MaskedKernelAttention, masks.Exponential(initial_rates=0.2)
         unmasked = _applied(kernel(**one, feature_map="squared_relu"), tokens)
         masked = _applied(kernel(**one, feature_map="squared_relu", mask=mask), tokens)
         return {"no mask": unmasked, "under an exponential mask": masked}
+    if name == "EdgeAttention":
+        options = {**one, "graph": EDGES, "num_nodes": LENGTH, "seed": 1}
+        edges = _applied(layers.EdgeAttention(**options), tokens)
+        expander = _applied(layers.EdgeAttention(**options, expander_degree=4), tokens)
+        return {"A, along a graph's edges": edges, "with an expander of degree 4": expander}
     if name == "GraphKernelAttention":
         mask = masks.RandomWalk(EDGES, num_nodes=LENGTH, exact=True)
         masked = _applied(layers.GraphKernelAttention(**one, mask=mask), tokens)
@@ -147,6 +158,24 @@ def layer_matrices(name: str) -> dict[str, np.ndarray]:
     if name.startswith("Graph") and name.endswith("Pooling"):
         return _pooling(name)
     raise ValueError(f"There is no picture for the layer {name}: write it in {__file__}.")
+
+
+def _differential(tokens: Any) -> dict[str, np.ndarray]:
+    """A_1, whose scores are products of tokens, A_2, whose scores are smaller, and A."""
+    layer = layers.DifferentialAttention(1, 8, initial_lambda=0.5)
+    layer.build(tokens.shape)
+    for projection in (layer.query_dense, layer.key_dense):
+        sets = [0.7 * np.eye(8), 0.4 * np.eye(8)]
+        projection.kernel.assign(np.stack(sets, axis=1))
+    titles, matrices = ("A_1", "A_2", "difference, lambda = 0.5"), []
+    for start in (0.0, 0.5):
+        layer._lambda.query.assign(np.zeros((2, 8)))
+        layer._lambda.start = start
+        _, scores = layer(tokens, return_attention_scores=True)
+        matrices.append(keras.ops.convert_to_numpy(scores)[0, 0])
+    first, difference = matrices
+    shown = (first, (first - difference) / 0.5, difference)
+    return dict(zip(titles, shown, strict=True))
 
 
 def _p_laplacian(tokens: Any, p: float) -> np.ndarray:

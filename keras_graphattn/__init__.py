@@ -21,6 +21,9 @@ from keras_graphattn.hub import convert, inspect, revert
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     ContraNorm,
+    DifferentialAttention,
+    EdgeAttention,
+    GatedDeltaRule,
     GraphFilterAttention,
     GraphKernelAttention,
     GraphMaxPooling,
@@ -35,6 +38,9 @@ from keras_graphattn.version import __version__
 __all__ = [
     "AttentiveGraphFilter",
     "ContraNorm",
+    "DifferentialAttention",
+    "EdgeAttention",
+    "GatedDeltaRule",
     "GraphFilterAttention",
     "GraphKernelAttention",
     "GraphMaxPooling",

@@ -107,6 +107,9 @@ def remove_attribute(layer: keras.Layer, name: str) -> None:
     value = getattr(layer, name)
     if isinstance(value, keras.Variable):
         layer._untrack_variable(value)
+    elif isinstance(value, keras.Layer):
+        layer._tracker.unlock()
+        layer._tracker.untrack(value)
     super(keras.Layer, layer).__delattr__(name)  # Keras' own collects garbage for each weight
 
 

@@ -86,6 +86,29 @@ def causal_singular_attention(left, logits, values, mask=None):
     return torch.stack(outputs, dim=1)
 
 
+def delta_rule_matrix(query, key, decay, strength):
+    """A of o_t = S_t^T q_t = sum_s A_ts v_s, token by token: the state holds parts of each value.
+
+    query, key (B, T, N, H), decay and strength (B, T, N):
+    S_t = a_t (I - b_t k_t k_t^T) S_(t-1) + b_t k_t v_t^T.
+    """
+    length = query.shape[1]
+    state, rows = query.new_zeros((*query[:, 0].shape, length)), []  # (B, N, H, T)
+    for t, value in enumerate(torch.eye(length, dtype=query.dtype)):
+        state = decay[:, t, :, None, None] * state
+        held = torch.einsum("bnh,bnhs->bns", key[:, t], state)
+        state = state + torch.einsum("bn,bnh,bns->bnhs", strength[:, t], key[:, t], value - held)
+        rows.append(torch.einsum("bnh,bnhs->bns", query[:, t], state))
+    return torch.stack(rows, dim=2)
+
+
+def short_convolution(x, kernel):
+    """silu(sum_i w_i x_(t - i)) of x (B, T, N, H), for a kernel (size, N, H) with w_0 last."""
+    past = x.new_zeros((x.shape[0], len(kernel) - 1, *x.shape[2:]))
+    windows = torch.cat([past, x], dim=1).unfold(1, len(kernel), 1)  # (B, T, N, H, size)
+    return torch.nn.functional.silu(torch.einsum("btnhi,inh->btnh", windows, kernel))
+
+
 def polynomial_value(x, coefficients, basis, alpha=0.0, beta=0.0):
     """sum_k c_k P_k(x) of each number of x."""
     return sum(

@@ -17,7 +17,7 @@ from keras_graphattn.keras_internals import move
 from keras_graphattn.masks.inputs import Arrays, Flags, Length, Tensors, either
 from keras_graphattn.masks.mask import PairMatrix, Positions, Rows, Shape, widest_dtype
 from keras_graphattn.serialization import resolve, restored
-from keras_graphattn.types import Tensor
+from keras_graphattn.types import Bool, Float, Tensor
 
 BIASES: dict[str, type["Bias"]] = {}  # by name; filled by `keras_graphattn.biases`
 
@@ -109,7 +109,15 @@ class Sum(Bias):
         self._share_multiplier()
         names = [name for bias in self.biases for name in bias.inputs_at_call]
         self.inputs_at_call = tuple(dict.fromkeys(names))
+        read = [name for bias in self.biases if bias.reads_tokens for name in bias.inputs_at_call]
+        if len(set(read)) < len(read):
+            raise ValueError(
+                "Two terms of a sum read a tensor of the same name from the tokens. Received: "
+                f"biases={[type(bias).__name__ for bias in self.biases]}, which read {read}. Use "
+                "one of them."
+            )
         self.hides_keys = any(bias.hides_keys for bias in self.biases)
+        self.reads_tokens = any(bias.reads_tokens for bias in self.biases)
 
     def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
@@ -118,6 +126,29 @@ class Sum(Bias):
                 bias.build(input_shape)
             elif bias._parent is None:
                 move(bias, self)
+
+    @property
+    def given_inputs(self) -> tuple[str, ...]:
+        names = [name for bias in self.biases for name in bias.given_inputs]
+        return tuple(dict.fromkeys(names))
+
+    def build_reader(self, tokens_shape: Shape) -> None:
+        for bias in self.biases:
+            bias.build_reader(tokens_shape)
+
+    def inputs_of_tokens(
+        self, tokens: Float[Tensor, "B T d"], kept: Bool[Tensor, "B T"] | None
+    ) -> Tensors:
+        read: Tensors = {}
+        for bias in self.biases:
+            read |= bias.inputs_of_tokens(tokens, kept)
+        return read
+
+    def empty_inputs(self, batch_size: int, length: int, num_heads: int) -> Tensors:
+        empty: Tensors = {}
+        for bias in self.biases:
+            empty |= bias.empty_inputs(batch_size, length, num_heads)
+        return empty
 
     def parameters(self) -> Tensors:
         return {

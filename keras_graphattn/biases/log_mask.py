@@ -11,6 +11,7 @@ from keras_graphattn.keras_internals import move
 from keras_graphattn.masks.inputs import Arrays, Flags, Length, Tensors
 from keras_graphattn.masks.mask import Mask, Positions, Rows, Shape
 from keras_graphattn.serialization import restored
+from keras_graphattn.types import Bool, Float, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -19,8 +20,9 @@ class LogMask(Bias):
 
         A = softmax(S + log M) = D^-1 [exp(S) o M],   D the row sums
 
-    A factor of 0 hides the key. With `masks.RandomWalk`, `GraphFilterAttention` is then graph
-    kernel attention (GKAT) in its dense form, with a filter.
+    A factor of 0 hides the key. With `masks.GatedDecay`, softmax attention forgets as the tokens
+    decide (Lin et al., "Forgetting Transformer", arXiv 2503.02130). With `masks.RandomWalk`,
+    `GraphFilterAttention` is then graph kernel attention (GKAT) in its dense form, with a filter.
 
     Args:
         mask: A mask of `keras_graphattn.masks`, or the name of one that needs no argument. The
@@ -51,6 +53,7 @@ class LogMask(Bias):
         self.mask = masks.get(mask)
         self._share_multiplier()
         self.inputs_at_call, self.hides_keys = self.mask.inputs_at_call, True
+        self.reads_tokens = self.mask.reads_tokens
 
     def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
@@ -58,6 +61,21 @@ class LogMask(Bias):
             self.mask.build(input_shape)
         elif self.mask._parent is None:
             move(self.mask, self)
+
+    @property
+    def given_inputs(self) -> tuple[str, ...]:
+        return self.mask.given_inputs
+
+    def build_reader(self, tokens_shape: Shape) -> None:
+        self.mask.build_reader(tokens_shape)
+
+    def inputs_of_tokens(
+        self, tokens: Float[Tensor, "B T d"], kept: Bool[Tensor, "B T"] | None
+    ) -> Tensors:
+        return self.mask.inputs_of_tokens(tokens, kept)
+
+    def empty_inputs(self, batch_size: int, length: int, num_heads: int) -> Tensors:
+        return self.mask.empty_inputs(batch_size, length, num_heads)
 
     def parameters(self) -> Tensors:
         return self.mask.parameters()

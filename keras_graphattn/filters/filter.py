@@ -22,6 +22,7 @@ STARTS = {
     "high_pass": (1.0, -1.0, 0.0),  # I - A
     "high_boost": (2.0, -1.0, 0.0),  # I + (I - A)
     "band_pass": (0.0, 1.0, -1.0),  # A (I - A)
+    "twicing": (0.0, 2.0, -1.0),  # A + A (I - A): attention, and attention of what it left over
 }
 
 
@@ -56,7 +57,8 @@ class Filter(Configured):
         trainable_coefficients: `True` trains all coefficients and `False` none.
         initial_coefficients: Start values that replace those of `start`.
         start: What the filter is before training: `"plain"`, H = A; `"high_pass"`, H = I - A;
-            `"high_boost"`, H = I + (I - A); or `"band_pass"`, H = A (I - A), from order 2 on.
+            `"high_boost"`, H = I + (I - A); and from order 2 on `"band_pass"`, H = A (I - A), or
+            `"twicing"`, H = A + A (I - A) (Abdullaev and Nguyen, arXiv 2503.00687).
             The attribute `starts` of a filter lists the names that it accepts.
 
     Raises:
@@ -91,9 +93,9 @@ class Filter(Configured):
                 f"of the two. Received: start={start!r}, "
                 f"initial_coefficients={initial_coefficients!r}"
             )
-        if start == "band_pass" and order < 2:
+        if order < 2 and STARTS.get(self.start, (0.0,))[-1] != 0.0:
             raise ValueError(
-                f"The band-pass filter A (I - A) has degree 2. Received: start={start!r}, "
+                f"The start {start!r} is a polynomial of degree 2 in A. Received: start={start!r}, "
                 f"order={order}. Use an order of at least 2."
             )
         # both raise for invalid options, before a layer is made

@@ -25,7 +25,7 @@ class FirstOrder(NamedFilter):
             `"linear"` (w_1) and `"power"` (w_K). The authors' runs train `["power"]` only.
         initial_coefficients: A dictionary from these names to start values, each a number or a
             list with one number for each head.
-        start: As for `Filter`; all four.
+        start: As for `Filter`; all five.
 
     Weights:
         `identity_coefficient`, `linear_coefficient` and `power_coefficient`, each (num_heads,).

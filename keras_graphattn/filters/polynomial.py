@@ -181,7 +181,7 @@ class Polynomial(Filter):
         trainable_coefficients: `True` trains all coefficients and `False` none.
         initial_coefficients: A list of K + 1 entries, c_0 ... c_K, each a number or a list with
             one number for each head.
-        start: As for `Filter`; all four.
+        start: As for `Filter`; all five.
 
     Weights:
         `filter_coefficients` of shape (order + 1, num_heads).

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import keras
 from keras import ops
 
-from keras_graphattn import filters
+from keras_graphattn import biases, filters
 from keras_graphattn.checks import is_one_of, whole
 from keras_graphattn.coefficient_rate import (
     FINE_TUNING_MULTIPLIER,
@@ -39,7 +39,13 @@ from keras_graphattn.operators.blockwise import BlockwiseOperator
 from keras_graphattn.operators.fused import FusedOperator
 from keras_graphattn.operators.operator import Operator, Visibility, all_of, four_dimensional
 from keras_graphattn.operators.p_laplacian import CachedPLaplacianOperator, PLaplacianOperator
-from keras_graphattn.operators.softmax import Logits, SoftmaxOperator, scores_of, zero_hidden_rows
+from keras_graphattn.operators.softmax import (
+    Logits,
+    PairRows,
+    SoftmaxOperator,
+    scores_of,
+    zero_hidden_rows,
+)
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 DROPOUT = "dropout of the attention matrix"
@@ -116,6 +122,24 @@ def attention_matrix(
     """A, in the dtype of the queries."""
     scores = scores_of(query, key, scale)
     return SoftmaxOperator(scores, visible, dtype=query.dtype, logits=logits).matrix()
+
+
+def bias_of_layer(bias: Any) -> "biases.Bias | None":
+    """A bias of one layer's own, from the option of `convert` for all layers.
+
+    Raises:
+        ValueError: For anything that is not a bias, and for one that needs tensors at each call.
+    """
+    if bias is None:
+        return None
+    chosen = biases.get(bias)
+    if chosen.inputs_at_call:
+        raise ValueError(
+            f"The bias {type(chosen).__name__} needs the tensors {list(chosen.inputs_at_call)} at "
+            "each call, which models of KerasHub do not pass. Use one without `inputs_at_call`."
+        )
+    own: biases.Bias = type(chosen).from_config(chosen.get_config())
+    return own
 
 
 class Step(NamedTuple):
@@ -419,6 +443,16 @@ class AttentionFamily:
         soft_cap = self.spelling.soft_cap
         return Logits(soft_cap=getattr(self, soft_cap) if soft_cap else None, bias=bias)
 
+    def logits(self, length: Index, bias: Bias | None = None) -> Logits:
+        """`score_logits`, and the bias that `convert` was given."""
+        logits, added = self.score_logits(length, bias), getattr(self, "score_bias", None)
+        if added is None:
+            return logits
+        parameters, tensors, wrong, _ = added.of_call({}, {}, length)
+        hides_keys = logits.hides_keys or added.hides_keys
+        source = PairRows(added, parameters, tensors, wrong)
+        return logits._replace(source=source, hides_keys=hides_keys)
+
     def dropped_matrix(
         self, matrix: Float[Tensor, "B N T S"], training: bool | None
     ) -> Float[Tensor, "B N T S"]:
@@ -466,7 +500,7 @@ class AttentionFamily:
 
     def matrix_of(self, query: Heads, key: Heads, bias: Bias | None) -> Float[Tensor, "B N T T"]:
         """A, where a tower returns it beside its result."""
-        logits = self.score_logits(ops.shape(key)[1], bias)
+        logits = self.logits(ops.shape(key)[1], bias)
         return attention_matrix(query, key, None, self.settings.sizes.scale, logits)
 
     def attend_cached(
@@ -499,7 +533,9 @@ class AttentionFamily:
         if update is not None:
             start = (0, 1, index, 0, 0)
             value = ops.slice(cache, start, ops.shape(value[:, None]))[:, 0]
-        logits = self.score_logits(ops.shape(cache)[2], bias)
+        rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
+        length = ops.shape(cache)[2]
+        logits = self.logits(length, bias).formed(length, rows)
         value = in_all_heads(value, query.shape[2])
         outputs, cache = self.attend_rows(query, value, cache, step, logits)
         outputs = outputs if gate is None else outputs * gate
@@ -512,7 +548,7 @@ class AttentionFamily:
 
         With the `index` of the first query, the mask must be given, with all S columns.
         """
-        visible = None if mask is None else four_dimensional(mask)
+        visible = None if mask is None else ops.cast(four_dimensional(mask), "bool")
         window = self.window_sides()
         if window is None:
             return visible
@@ -612,7 +648,7 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionF
         num_heads = query.shape[2]
         key, value = in_all_heads(key, num_heads), in_all_heads(value, num_heads)
         visibility = Visibility(self.visible_pairs(query, mask))
-        logits = self.score_logits(ops.shape(key)[1], bias)
+        logits = self.logits(ops.shape(key)[1], bias)
         operator = self.operator_of(query, key, value, visibility, logits, training)
         return operator.finished(self.attended(operator, value))
 
@@ -644,12 +680,18 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionF
     def start(self, settings: Options, multiplier: float) -> None:
         """Gives the layer its settings and its new weights; its class has changed already."""
         self._multiplier = multiplier
+        bias = settings.get("bias")
         self.settings = SimpleNamespace(**settings, sizes=self.head_sizes())
         self.add_coefficients()
+        if bias is not None:
+            self.score_bias = bias
+            bias.build_in(self, (None, None, self.settings.sizes.num_heads, None))
 
     def stop(self) -> None:
         """Removes the settings and the new weights again."""
         added = {id(variable) for variable in self.coefficients}
+        if getattr(self, "score_bias", None) is not None:
+            remove_attribute(self, "score_bias")
         ours = ("settings", "converted_from", "cache_slots", "_multiplier", "_coefficient_names")
         for name, value in list(vars(self).items()):
             if name in ours or id(value) in added:
@@ -733,6 +775,7 @@ class ConvertedGraphFilter(Filtered, ConvertedAttention):
         order: int | None = None,
         attention_path: str | None = None,
         block_size: int = 512,
+        bias: Any = None,
     ) -> Options:
         if attention_path is not None and not is_one_of(attention_path, PATHS):
             raise ValueError(
@@ -750,6 +793,7 @@ class ConvertedGraphFilter(Filtered, ConvertedAttention):
             "filter": polynomial,
             "attention_path": attention_path,
             "block_size": whole()("block_size", block_size, {}),
+            "bias": bias_of_layer(bias),
         }
 
     def add_coefficients(self) -> None:
@@ -769,7 +813,7 @@ class ConvertedGraphFilter(Filtered, ConvertedAttention):
             return str(self.settings.attention_path)
         utilities = keras_hub_utilities()
         is_fused = (utilities.running_on_gpu() or utilities.running_on_tpu()) and (
-            self.calls_backend() and not self.beyond_softmax()
+            self.calls_backend() and not self.beyond_softmax() and self.settings.bias is None
         )
         return "fused" if is_fused else "dense"
 
@@ -786,16 +830,17 @@ class ConvertedGraphFilter(Filtered, ConvertedAttention):
         training: bool | None,
     ) -> Operator:
         scale, path = self.settings.sizes.scale, self.attention_path
-        if path != "dense" and not logits.is_plain:
+        if path != "dense" and not logits._replace(source=None).is_plain:
             raise ValueError(
                 f"{type(self).__name__} was given a bias of its scores, which only the dense path "
                 f'keeps. Received: attention_path="{path}". Convert with attention_path="dense".'
             )
         if path == "blockwise":
-            return BlockwiseOperator(query, key, visibility, scale, self.settings.block_size)
+            size = self.settings.block_size
+            return BlockwiseOperator(query, key, visibility, scale, size, logits)
         if path == "fused":
             flash = keras.config.is_flash_attention_enabled()
-            return FusedOperator(query, key, visibility, scale, flash)
+            return FusedOperator(query, key, visibility, scale, flash, logits)
         return SoftmaxOperator(
             scores_of(query, key, scale),
             visibility.joined(ops.shape(key)[1]),
@@ -830,10 +875,12 @@ class ConvertedPLaplacian(ConvertedAttention):
         epsilon: float = 0.1,
         diagonal: str = "smooth",
         block_size: int = 512,
+        bias: Any = None,
     ) -> Options:
         return {
             "numbers": re_weighting(p, epsilon, diagonal, self.head_sizes().num_heads),
             "block_size": whole()("block_size", block_size, {}),
+            "bias": bias_of_layer(bias),
         }
 
     def operator_of(

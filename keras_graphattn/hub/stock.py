@@ -14,7 +14,7 @@ caches of all layers are stacked, so layers left as they were pass on slots that
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import keras
 from keras import ops
@@ -30,6 +30,7 @@ from keras_graphattn.hub.converted import (
     Mask,
     Options,
     Result,
+    bias_of_layer,
     class_passing_slots,
     open_slots,
     refuse_paged_attention,
@@ -37,7 +38,13 @@ from keras_graphattn.hub.converted import (
 )
 from keras_graphattn.keras_internals import exchange, scale_of, scope_of
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
-from keras_graphattn.layers.base import AttentionLayer, Call, Tokens, projections_of
+from keras_graphattn.layers.base import (
+    AttentionLayer,
+    Call,
+    SoftmaxAttention,
+    Tokens,
+    projections_of,
+)
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
@@ -52,6 +59,7 @@ from keras_graphattn.operators.singular import (
     right_singular_vectors,
 )
 from keras_graphattn.operators.singular_causal import causal_product
+from keras_graphattn.operators.softmax import Logits
 from keras_graphattn.types import Float, Tensor
 
 Inputs = Float[Tensor, "..."]  # (B, T, d), or with further axes
@@ -102,6 +110,8 @@ class StockAttention(AttentionFamily):
             config["attention_axes"] = None
         if issubclass(replacement, AttentiveGraphFilter):
             config["causal"] = self.sees_past_only(parent)
+        if "bias" in options and issubclass(replacement, SoftmaxAttention):
+            options = {**options, "bias": bias_of_layer(options["bias"])}
         new = replacement(**{**config, **options})
         with scope_of(self):
             new.build_around(self)
@@ -186,9 +196,14 @@ class CachedCall(CacheSlots):
         """Outputs of the heads for new tokens, and the cache with their keys and values."""
         keys = write_slot(cache[:, 0], self.key_dense(key), index)
         queries, values = ops.cast(self.query_dense(query), keys.dtype), self.value_dense(value)
-        signals = {"signals": cache[:, 1:]}
-        operator = self.operator_of_rows(queries, keys, values, mask, signals, index)
-        outputs = operator.finished(self.attended(operator, values, Call(Visibility())))
+        signals, call = {"signals": cache[:, 1:]}, Call(Visibility())
+        tokens, logits = Tokens(query, queries, keys, values), None
+        if isinstance(self, SoftmaxAttention) and self.bias is not None:
+            rows = index + ops.arange(ops.shape(queries)[1], dtype="int32")
+            added = cast("Logits", self.logits(tokens, call))
+            logits = added.formed(ops.shape(keys)[1], rows)
+        operator = self.operator_of_rows(tokens, mask, signals, index, logits)
+        outputs = operator.finished(self.attended(operator, values, call))
         return outputs, ops.concatenate([keys[:, None], operator.signals], axis=1)
 
 
@@ -277,8 +292,14 @@ class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):  # type: i
         return super().operator(tokens, call)
 
     def operator_of_rows(
-        self, query: Heads, key: Slot, value: Heads, mask: Mask, cache: LayerCache, index: Index
+        self,
+        tokens: Tokens,
+        mask: Mask,
+        cache: LayerCache,
+        index: Index,
+        logits: Logits | None = None,
     ) -> CachedOperator:
+        _, query, key, _ = tokens
         phi_query, phi_key = self.features(query, key, None, None, fixed_scale=True)
         rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
         factors = self.joined_mask(causal=True).rows(rows, key.shape[1])

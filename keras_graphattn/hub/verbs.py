@@ -91,6 +91,7 @@ def convert(
             an index or a list of indices; or a regular expression that is searched for in the
             paths of the attention layers. `inspect` shows indices and paths.
         **options: Arguments of the new layers, such as `order=4`, `p=[1.5, 2.5]`, `dropout=0.0`,
+            `bias`, an object of `keras_graphattn.biases` of which each layer gets its own,
             or `coefficient_learning_rate_multiplier`, 100 by default: how many times as fast as
             other weights their coefficients learn.
 

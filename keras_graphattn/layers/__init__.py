@@ -6,6 +6,9 @@ file for each public layer, and one for the pooling layers. `base.py` has the ca
 
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.contra_norm import ContraNorm
+from keras_graphattn.layers.differential_attention import DifferentialAttention
+from keras_graphattn.layers.edge_attention import EdgeAttention
+from keras_graphattn.layers.gated_delta_rule import GatedDeltaRule
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.graph_kernel_attention import GraphKernelAttention
 from keras_graphattn.layers.graph_pooling import GraphMaxPooling, GraphMeanPooling, GraphSumPooling
@@ -16,6 +19,9 @@ from keras_graphattn.layers.scaled_high_frequency_attention import ScaledHighFre
 __all__ = [
     "AttentiveGraphFilter",
     "ContraNorm",
+    "DifferentialAttention",
+    "EdgeAttention",
+    "GatedDeltaRule",
     "GraphFilterAttention",
     "GraphKernelAttention",
     "GraphMaxPooling",

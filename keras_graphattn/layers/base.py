@@ -40,10 +40,12 @@ from keras_graphattn.checks import (
 )
 from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.coefficient_rate import CoefficientRate, Filtered
-from keras_graphattn.filters.filter import Filter
+from keras_graphattn.filters import Filter
+from keras_graphattn.filters import get as get_filter
 from keras_graphattn.keras_internals import keras_mask_of
 from keras_graphattn.layers.attention_axes import AttentionAxes
 from keras_graphattn.layers.conversion_mark import ConversionMark
+from keras_graphattn.masks.mask import PairMatrix
 from keras_graphattn.numerics.precision import at_least_float32, in_one_dtype, without_padding
 from keras_graphattn.operators.cached import Cache, CachedOperator, updated_booleans
 from keras_graphattn.operators.operator import Operator, Visibility, all_of, four_dimensional
@@ -207,9 +209,10 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             axes, attention_mask, query_mask, visible_keys, use_causal_mask
         )
         returns_matrix = return_attention_scores or return_filter_matrix
-        self._check_scores(attention_bias, bias_inputs)
-        if axes is not None and attention_bias is not None:
-            attention_bias = axes.joined_entries(attention_bias)
+        if attention_bias is not None or bias_inputs is not None:
+            self._check_scores(attention_bias, bias_inputs)
+            if axes is not None and attention_bias is not None:
+                attention_bias = axes.joined_entries(attention_bias)
         call = Call(
             *(visibility, training, returns_matrix, mask_inputs, non_finite),
             *(attention_bias, bias_inputs),
@@ -342,8 +345,6 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             self._build_projections(query_shape, value_shape, key_shape)
         else:
             self._adopt(self._adopted.projections, len(query_shape))
-        for projection in projections_of(self).values():
-            projection.supports_masking = True  # masks pass through it; no warning
         self.built = True
 
     def add_coefficients(self, query_shape: Shape) -> None:
@@ -535,6 +536,64 @@ def padding_of(
     return keras_mask_of(tokens) if mask is None else mask
 
 
+def inputs_of(source: PairMatrix, tokens: Float[Tensor, "B T d"], call: Call) -> dict[str, Tensor]:
+    """The tensors of a call for a mask or bias, with those that it reads from the tokens."""
+    kind = source.kind
+    inputs = dict((call.bias_inputs if kind == "bias" else call.mask_inputs) or {})
+    if not source.reads_tokens:
+        return inputs
+    entries, queries, keys, _, _ = call.visibility
+    if entries is not None and not is_key_mask(entries.shape):
+        raise ValueError(
+            f"The {kind} {type(source).__name__} has gates for tokens, which would count where an "
+            "`attention_mask` of pairs hides their tokens. Received: attention_mask.shape="
+            f"{tuple(entries.shape)}. Use `query_mask` and `value_mask`, or a mask of keys of "
+            "shape (B, 1, T)."
+        )
+    if entries is not None:
+        keys = all_of(keys, ops.reshape(entries, (-1, ops.shape(entries)[-1])))
+    read = source.inputs_of_tokens(tokens, all_of(queries, keys))
+    twice = sorted(set(read) & set(inputs))
+    if twice:
+        raise ValueError(
+            f"The layer computes {sorted(read)} from its tokens. Received: {kind}_inputs with "
+            f"{twice}. Leave them out."
+        )
+    return inputs | read
+
+
+def finite_tokens(
+    *tensors: Float[Tensor, "B ..."],
+) -> tuple[tuple[Float[Tensor, "B ..."], ...], Bool[Tensor, "B ..."]]:
+    """The inputs with zeros for tokens that hold NaN or infinity, and which tokens these are.
+
+    A token that does so in one input is zero in all of them.
+    """
+    distinct = {id(x): x for x in tensors}
+    finite: Any = None
+    for x in distinct.values():
+        finite = all_of(finite, ops.all(ops.isfinite(x), axis=-1, keepdims=True))  # (B, T, 1)
+    clean = {key: ops.where(finite, x, ops.cast(0.0, x.dtype)) for key, x in distinct.items()}
+    return tuple([clean[id(x)] for x in tensors]), ops.logical_not(finite[..., 0])
+
+
+def is_key_mask(shape: Shape) -> bool:
+    """Whether the shape is (B, 1, S) or (B, 1, 1, S)."""
+    return len(shape) in (3, 4) and all(size == 1 for size in shape[1:-1])
+
+
+def optional_filter(
+    filter: str | Filter | dict[str, Any] | None, order: int | None
+) -> Filter | None:
+    """The filter for the arguments `filter` and `order` of a layer that may have none."""
+    if filter is None and order is not None:
+        raise ValueError(
+            f"`order` is an option of a filter. Received: filter=None, order={order!r}. Set "
+            "`filter`, or leave out `order`."
+        )
+    return None if filter is None else get_filter(filter, order)
+
+
 class SoftmaxAttention(AttentionLayer):
     """Base of the layers whose operator is a softmax of scores: a bias may be added to them."""
 
@@ -556,16 +615,21 @@ class SoftmaxAttention(AttentionLayer):
             shape = (*query_shape[:2], self.num_heads, self.value_dim)
             self.bias.build_in(self, shape, tuple(query_shape))
 
-    def logits(self, key: Float[Tensor, "B S N H"], call: Call) -> Logits | None:
-        """What becomes of the scores of one call with these keys; `None` if they stay."""
+    def logits(
+        self, tokens: Tokens, call: Call, earlier: dict[str, Tensor] | None = None
+    ) -> Logits | None:
+        """What becomes of the scores of one call; `None` if they stay.
+
+        `earlier` has what the bias has read from all tokens of a cache, these tokens included.
+        """
         if self.bias is None and call.attention_bias is None:
             return None
         source = None
         if self.bias is not None:
-            batch, length = ops.shape(key)[:2]
+            batch, length = ops.shape(tokens.key)[:2]
             known = {"B": (batch, "query"), "T": (length, "query")}
             sizes = {letter: one for letter, one in known.items() if isinstance(one[0], int)}
-            inputs = dict(call.bias_inputs or {})
+            inputs = earlier or inputs_of(self.bias, tokens.inputs, call)
             parameters, tensors, wrong, _ = self.bias.of_call(inputs, sizes, length)
             source = PairRows(self.bias, parameters, tensors, wrong)
         given = call.attention_bias
@@ -639,15 +703,13 @@ class SelfAttention(SoftmaxAttention):
 
     def operator_of_rows(
         self,
-        query: Float[Tensor, "B t N H"],
-        key: Float[Tensor, "B L N H"],
-        value: Float[Tensor, "B t N D"],
+        tokens: Tokens,
         visible: Bool[Tensor, "B 1 t L"],
         cache: Cache,
         index: int | Int[Tensor, ""],
-        logits: Logits | None,
+        logits: Logits | None = None,
     ) -> CachedOperator:
-        """The rows of A for new tokens, against all keys in the cache.
+        """The rows of A for new tokens. The keys of `tokens` are all in the cache, (B, L, N, H).
 
         The rows of `logits` are those of the new tokens.
         """
@@ -658,23 +720,29 @@ class SelfAttention(SoftmaxAttention):
         """Number of signals in the cache: how often a filter applies A."""
         return 1 if self.filter is None else cast("Filter", self.filter).num_applications
 
+    @property
+    def projected_heads(self) -> tuple[int, int, int]:
+        """The numbers of heads that the projections of queries, keys and values make."""
+        groups = self.num_key_value_heads or self.num_heads
+        return self.num_heads, groups, groups
+
     def _build_projections(
         self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
     ) -> None:
-        groups = self.num_key_value_heads
-        if groups is None:
+        queries, keys, values = self.projected_heads
+        if queries == keys == values:
             super()._build_projections(query_shape, value_shape, key_shape)
             return
-        # as Keras does, but with fewer heads for keys and values
+        # as Keras does, but with other numbers of heads
         self.compute_output_shape(query_shape, value_shape, key_shape)  # Keras checks the shapes
-        self._query_dense = self._token_projection("query", self.key_dim)
+        self._query_dense = self._token_projection("query", self.key_dim, queries)
         self._query_dense.build(query_shape)
-        self._key_dense = self._token_projection("key", self.key_dim, groups)
+        self._key_dense = self._token_projection("key", self.key_dim, keys)
         self._key_dense.build(value_shape if key_shape is None else key_shape)
         if self._use_gate:
             self._gate_dense = self._token_projection("gate", self.value_dim, None, "sigmoid")
             self._gate_dense.build(query_shape)
-        self._value_dense = self._token_projection("value", self.value_dim, groups)
+        self._value_dense = self._token_projection("value", self.value_dim, values)
         self._value_dense.build(value_shape)
         self._build_attention(len(query_shape) + 1)
         self._output_dense = self._make_output_dense(
@@ -724,13 +792,20 @@ class SelfAttention(SoftmaxAttention):
             values, and all further signals to which a filter applies A; `padding_mask` of shape
             (batch_size, max_length).
         """
-        heads = self.num_key_value_heads or self.num_heads
+        heads = self.projected_heads[1]
         signals = (batch_size, self.num_signals, max_length, self.num_heads, self.value_dim)
         return {
             "key": ops.zeros((batch_size, max_length, heads, self.key_dim), self.compute_dtype),
             "signals": ops.zeros(signals, self.compute_dtype),
             "padding_mask": ops.zeros((batch_size, max_length), "bool"),
+            **self._empty_inputs(batch_size, max_length),
         }
+
+    def _empty_inputs(self, batch_size: int, max_length: int) -> Cache:
+        """What the bias reads from tokens, for a cache without tokens."""
+        if self.bias is None or not self.bias.reads_tokens:
+            return {}
+        return self.bias.empty_inputs(batch_size, max_length, self.num_heads)
 
     def decode(
         self,
@@ -800,12 +875,13 @@ class SelfAttention(SoftmaxAttention):
         columns = ops.arange(length, dtype="int32")
         visibility = Visibility(None, padding_mask, past, True, self.sliding_window)
         values = self._in_all_heads(self.value_dense(tokens))
+        queries = ops.cast(self.query_dense(tokens), keys.dtype)
         call = Call(visibility, attention_bias=attention_bias, bias_inputs=bias_inputs)
-        logits = self.logits(keys, call)
+        projected = Tokens(tokens, queries, self._in_all_heads(keys), values)
+        read = self._read_so_far(tokens, cache, index, padding_mask, bias_inputs)
+        logits = self.logits(projected, call, {**(bias_inputs or {}), **read})
         operator = self.operator_of_rows(
-            ops.cast(self.query_dense(tokens), keys.dtype),
-            self._in_all_heads(keys),
-            values,
+            projected,
             visibility.block(rows, columns),
             cache,
             index,
@@ -816,7 +892,26 @@ class SelfAttention(SoftmaxAttention):
         if not isinstance(index, int):  # only known at run time
             fits = ops.logical_and(index >= 0, index <= ops.cast(length - count, index.dtype))
             outputs = ops.where(fits, outputs, ops.cast(float("nan"), outputs.dtype))
-        return outputs, {"key": keys, "signals": operator.signals, "padding_mask": past}
+        return outputs, {"key": keys, "signals": operator.signals, "padding_mask": past, **read}
+
+    def _read_so_far(
+        self,
+        tokens: Float[Tensor, "B t _"],
+        cache: Cache,
+        index: int | Int[Tensor, ""],
+        padding_mask: Bool[Tensor, "B t"],
+        bias_inputs: dict[str, Tensor] | None,
+    ) -> Cache:
+        """What the bias reads from tokens, of all tokens in the cache and of new ones."""
+        if self.bias is None or not self.bias.reads_tokens:
+            return {}
+        call = Call(Visibility(queries=padding_mask), bias_inputs=bias_inputs)
+        inputs, updated = inputs_of(self.bias, tokens, call), {}
+        for name in self._empty_inputs(1, 1):
+            new = ops.cast(inputs[name], cache[name].dtype)
+            start = (0, index, *[0] * (len(new.shape) - 2))
+            updated[name] = ops.slice_update(cache[name], start, new)
+        return updated
 
     def _check_room(self, index: int | Int[Tensor, ""], count: Size, length: int) -> None:
         """Refuses tokens that do not fit in a cache of `length` tokens, if that is known."""

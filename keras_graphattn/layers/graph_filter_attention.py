@@ -59,9 +59,8 @@ class GraphFilterAttention(SelfAttention):
             filter matrix.
             `"dense"` by default, `"fused"` with `flash_attention=True`.
         block_size: Number of query rows at a time on the blockwise path.
-        bias: Numbers that are added to the scores: a bias of `keras_graphattn.biases`, such as
-            `RelativePositions()`, or the name of one that needs no argument. A bias with weights
-            belongs to one layer.
+        bias: Numbers that are added to the scores: a bias of `keras_graphattn.biases`, or the name
+            of one that needs no argument. A bias with weights belongs to one layer.
         num_key_value_heads: The number of heads for keys and values, `num_heads` by default.
             Each of them is shared by num_heads / num_key_value_heads query heads (grouped-query
             attention). The projections are then those of `keras.layers.GroupQueryAttention`.
@@ -176,7 +175,7 @@ class GraphFilterAttention(SelfAttention):
         self._check_matrix(call.returns_matrix)
         _, query, key, _ = tokens
         shared = query, key, call.visibility, self.score_scale
-        logits = self.logits(key, call)
+        logits = self.logits(tokens, call)
         if self.attention_path == "blockwise":
             return BlockwiseOperator(*shared, self.block_size, logits)
         if self.attention_path == "fused":
@@ -196,20 +195,21 @@ class GraphFilterAttention(SelfAttention):
         self, operator: Operator, values: Float[Tensor, "B T N D"], call: Call
     ) -> Float[Tensor, "B T N D"]:
         drop = self._dropout_in(call.training) if self.dropout_on == "filter" else None
+        if drop is None and self.filter is not None:
+            return self.filtered(self.filter, operator, values)
         if drop is None:
-            return super().attended(operator, values, call)
+            return operator(values)
         return MatrixOperator(drop(self.filter_matrix(operator.matrix())))(values)  # H
 
     def operator_of_rows(
         self,
-        query: Float[Tensor, "B t N H"],
-        key: Float[Tensor, "B L N H"],
-        value: Float[Tensor, "B t N D"],
+        tokens: Tokens,
         visible: Bool[Tensor, "B 1 t L"],
         cache: Cache,
         index: int | Int[Tensor, ""],
-        logits: Logits | None,
+        logits: Logits | None = None,
     ) -> CachedOperator:
+        _, query, key, _ = tokens
         scores = scores_of(query, key, self.score_scale)
         rows = SoftmaxOperator(scores, visible, dtype=query.dtype, logits=logits)
         return CachedOperator(rows.matrix(), cache["signals"], index, rows.visible)

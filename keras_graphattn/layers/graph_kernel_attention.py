@@ -13,9 +13,11 @@ from keras_graphattn.layers.base import (
     Shape,
     SoftmaxAttention,
     Tokens,
+    inputs_of,
+    is_key_mask,
     refuse_options,
 )
-from keras_graphattn.layers.kernel_base import KernelLayer, is_key_mask
+from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.masks.graphs.walks import RandomWalk, kernel_of_steps
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
@@ -226,7 +228,7 @@ class GraphKernelAttention(SoftmaxAttention, KernelLayer):
             factors,
             visible,
             dtype=value.dtype,
-            logits=self.logits(key, call),
+            logits=self.logits(tokens, call),
             dropout=self._dropout_in(call.training),
             non_finite=non_finite,
         )
@@ -241,7 +243,7 @@ class GraphKernelAttention(SoftmaxAttention, KernelLayer):
         """M, and which nodes depend on a non-finite token, or `None` if no node can."""
         inputs = dict(call.mask_inputs or {})
         if self.mask.reads_tokens:
-            inputs |= self.read_inputs(tokens.inputs, call)
+            inputs = inputs_of(self.mask, tokens.inputs, call)
         non_finite = None if call.non_finite is None else call.non_finite[:, None]  # (B, 1, T)
         if not self.dynamic_walks:
             return self.mask.dense(ops.shape(scores)[-1], **inputs), non_finite

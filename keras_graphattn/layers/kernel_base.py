@@ -6,7 +6,15 @@ from keras import ops
 
 from keras_graphattn.checks import seed_of
 from keras_graphattn.feature_maps import FeatureMap
-from keras_graphattn.layers.base import AttentionLayer, Call, Shape, Tokens
+from keras_graphattn.layers.base import (
+    AttentionLayer,
+    Call,
+    Shape,
+    Tokens,
+    finite_tokens,
+    inputs_of,
+    is_key_mask,
+)
 from keras_graphattn.masks.mask import Mask, mask_of_call
 from keras_graphattn.numerics.custom_gradient import kept_with
 from keras_graphattn.numerics.precision import without_padding
@@ -87,19 +95,14 @@ class KernelLayer(AttentionLayer):
     def without_non_finite(
         self, *tensors: Float[Tensor, "B ..."]
     ) -> tuple[tuple[Float[Tensor, "B ..."], ...], Bool[Tensor, "B ..."] | None]:
-        """The inputs with zeros for tokens that hold NaN or infinity, and which tokens these are.
+        """`finite_tokens` under a mask that hides keys.
 
-        A mask separates segments, components and the future by factors of 0, and 0 times NaN is
-        NaN. So this sets such tokens to zero. Rows that see one become NaN at the end.
+        Such a mask separates segments, components and the future by factors of 0, and 0 times NaN
+        is NaN. So this sets such tokens to zero. Rows that see one become NaN at the end.
         """
         if self.mask is None or not self.mask.hides_keys:
             return tensors, None
-        distinct = {id(x): x for x in tensors}
-        finite: Any = None
-        for x in distinct.values():
-            finite = all_of(finite, ops.all(ops.isfinite(x), axis=-1, keepdims=True))  # (B, T, 1)
-        clean = {key: ops.where(finite, x, ops.cast(0.0, x.dtype)) for key, x in distinct.items()}
-        return tuple([clean[id(x)] for x in tensors]), ops.logical_not(finite[..., 0])
+        return finite_tokens(*tensors)
 
     def features(
         self,
@@ -132,28 +135,6 @@ class KernelLayer(AttentionLayer):
             feature_chunk=self.feature_chunk,
         )
 
-    def read_inputs(self, tokens: Float[Tensor, "B T d"], call: Call) -> dict[str, Tensor]:
-        """The tensors that the mask reads from the tokens; it must be one that reads tokens."""
-        mask: Any = self.mask
-        entries, queries, keys, _, _ = call.visibility
-        if entries is not None and not is_key_mask(entries.shape):
-            raise ValueError(
-                f"The mask {type(mask).__name__} has gates for tokens, which would count "
-                "where an `attention_mask` of pairs hides their tokens. Received: "
-                f"attention_mask.shape={tuple(entries.shape)}. Use `query_mask` and `value_mask`, "
-                "or a mask of keys of shape (B, 1, T)."
-            )
-        if entries is not None:
-            keys = all_of(keys, ops.reshape(entries, (-1, ops.shape(entries)[-1])))
-        read: dict[str, Tensor] = mask.inputs_of_tokens(tokens, all_of(queries, keys))
-        twice = sorted(set(read) & set(call.mask_inputs or {}))
-        if twice:
-            raise ValueError(
-                f"The layer computes {sorted(read)} from its tokens. Received: mask_inputs with "
-                f"{twice}. Leave them out."
-            )
-        return read
-
     def _mask_of(
         self, tokens: Tokens, call: Call
     ) -> tuple[
@@ -166,7 +147,7 @@ class KernelLayer(AttentionLayer):
         entries, queries, keys, causal, _ = call.visibility
         inputs = dict(call.mask_inputs or {})
         if self.mask is not None and self.mask.reads_tokens:
-            inputs |= self.read_inputs(tokens.inputs, call)
+            inputs = inputs_of(self.mask, tokens.inputs, call)
         if self.mask is None and inputs:
             raise ValueError(
                 "`mask_inputs` are for a mask, and this layer has no mask. Received: "
@@ -213,8 +194,3 @@ def _rows_with_visible_keys(
     if keys is None:
         return None if queries is None else queries[:, :, None]
     return visibility.rows_with_visible_keys(ops.shape(keys)[1])
-
-
-def is_key_mask(shape: Shape) -> bool:
-    """Whether the shape is (B, 1, S) or (B, 1, 1, S)."""
-    return len(shape) in (3, 4) and all(size == 1 for size in shape[1:-1])

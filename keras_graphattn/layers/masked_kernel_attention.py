@@ -5,12 +5,19 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn import feature_maps, filters
+from keras_graphattn import feature_maps
 from keras_graphattn.checks import checked, is_one_of, optional, size, tensor, whole
 from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.feature_maps import FeatureMap
 from keras_graphattn.filters import Filter
-from keras_graphattn.layers.base import Call, Tokens, padding_of, refuse_options
+from keras_graphattn.layers.base import (
+    Call,
+    Tokens,
+    inputs_of,
+    optional_filter,
+    padding_of,
+    refuse_options,
+)
 from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.masks import get
 from keras_graphattn.masks.mask import Mask
@@ -138,12 +145,7 @@ class MaskedKernelAttention(KernelLayer):
                 f"{kind}, `path` must be one of {list(paths)}. Received: path={path!r}"
             )
         feature_chunk = optional(whole())("feature_chunk", feature_chunk, {})
-        if filter is None and order is not None:
-            raise ValueError(
-                f"`order` is an option of a filter. Received: filter=None, order={order!r}. Set "
-                "`filter`, or leave out `order`."
-            )
-        chosen = None if filter is None else filters.get(filter, order)
+        chosen = optional_filter(filter, order)
         feature_map = feature_maps.get(feature_map)
         super().__init__(num_heads, key_dim, value_dim, dropout, feature_map=feature_map, **kwargs)
         if chosen is not None:
@@ -234,9 +236,7 @@ class MaskedKernelAttention(KernelLayer):
         query, key = self.query_dense(tokens), self.key_dense(tokens)
         features = self.features(query, key, padding_mask, padding_mask, fixed_scale=True)
         call = Call(Visibility(queries=padding_mask), mask_inputs=mask_inputs)
-        inputs = dict(mask_inputs or {})
-        if mask.reads_tokens:
-            inputs |= self.read_inputs(tokens, call)
+        inputs = inputs_of(mask, tokens, call)
         operator = _Steps(*features, mask, inputs, states=state)
         value = self.value_dense(tokens)
         outputs = operator.finished(super().attended(operator, value, call))

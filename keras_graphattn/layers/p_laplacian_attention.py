@@ -15,7 +15,7 @@ from keras_graphattn.operators.p_laplacian import (
     PLaplacianOperator,
 )
 from keras_graphattn.operators.softmax import Logits
-from keras_graphattn.types import Bool, Float, Int, Tensor
+from keras_graphattn.types import Bool, Int, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -134,24 +134,22 @@ class PLaplacianAttention(SelfAttention):
             self.numbers,
             call.visibility,
             scale=self.score_scale,
-            logits=self.logits(tokens.key, call),
+            logits=self.logits(tokens, call),
             block_size=None if forms else self.block_size,
             dropout=self._dropout_in(call.training),
         )
 
     def operator_of_rows(
         self,
-        query: Float[Tensor, "B t N H"],
-        key: Float[Tensor, "B L N H"],
-        value: Float[Tensor, "B t N D"],
+        tokens: Tokens,
         visible: Bool[Tensor, "B 1 t L"],
         cache: Cache,
         index: int | Int[Tensor, ""],
-        logits: Logits | None,
+        logits: Logits | None = None,
     ) -> CachedPLaplacianOperator:
         signals, scale = cache["signals"], self.score_scale
         return CachedPLaplacianOperator(
-            query, key, value, self.numbers, signals, index, visible, scale, logits
+            *tokens[1:], self.numbers, signals, index, visible, scale, logits
         )
 
     def _check_matrix(self, is_asked_for: bool) -> None:

@@ -63,7 +63,7 @@ class ScaledHighFrequencyAttention(SoftmaxAttention):
         _, query, key, _ = tokens
         visible = call.visibility.joined(ops.shape(key)[1])
         scores = scores_of(query, key, self.score_scale)
-        logits = self.logits(key, call)
+        logits = self.logits(tokens, call)
         operator = SoftmaxOperator(scores, visible, dtype=query.dtype, logits=logits)
         attention = operator.scores  # A, (B, N, T, T)
         uniform = at_least_float32(masked_softmax(ops.zeros_like(attention), operator.visible))

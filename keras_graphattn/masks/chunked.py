@@ -208,7 +208,7 @@ def attention_by_form(
         chunk_size = CHUNK if form.causal else CHUNK_TWO_SIDED
     runs = None
     if form.segment_ids is not None:
-        runs, kept = _runs(form.segment_ids, None if state is None else state.segment)
+        runs, kept = runs_of(form.segment_ids, None if state is None else state.segment)
         kept = kept[:, :, None, None]
         query, key, x = (zero_where_masked(t, kept) for t in (query, key, x))
     gates = None if form.log_gates is None else ops.transpose(form.log_gates, (0, 2, 1))
@@ -238,7 +238,7 @@ def advanced_state(state: ChunkedState, key: Features, x: Signal, form: Form) ->
     """The state after new tokens, for tensors of one dtype."""
     keep, segment = 1.0, state.segment
     if form.segment_ids is not None:
-        runs, kept = _runs(form.segment_ids, state.segment)
+        runs, kept = runs_of(form.segment_ids, state.segment)
         # only the last run can continue in later tokens
         last = ops.logical_and(ops.equal(runs, runs[:, -1:]), kept)
         key, x = (zero_where_masked(t, last[:, :, None, None]) for t in (key, x))
@@ -258,7 +258,7 @@ def advanced_state(state: ChunkedState, key: Features, x: Signal, form: Form) ->
     return ChunkedState(sums, segment)
 
 
-def _runs(
+def runs_of(
     ids: Int[Tensor, "B T"], before: Int[Tensor, " B"] | None = None
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
     """The number of each token's run of equal ids, and which tokens are not padding.
@@ -449,7 +449,7 @@ class ChunkedMask(Mask):
         if form.causal:
             rows = ops.where(distance >= 0, rows, ops.cast(0.0, rows.dtype))
         if form.segment_ids is not None:
-            runs, kept = _runs(form.segment_ids)
+            runs, kept = runs_of(form.segment_ids)
             seen = ops.equal(take(runs, positions, axis=1)[:, :, None], runs[:, None, :])
             seen = ops.logical_and(seen, kept[:, None, :])  # (B, R, T)
             rows = ops.where(seen[:, None], rows, ops.cast(0.0, rows.dtype))

@@ -113,6 +113,10 @@ class GatedDecay(ChunkedMask):
     ) -> Tensors:
         return {"log_gates": without_padding(self.gates.log_gates(tokens), kept)}
 
+    def empty_inputs(self, batch_size: int, length: int, num_heads: int) -> Tensors:
+        dtype = "float64" if self.compute_dtype == "float64" else "float32"
+        return {"log_gates": ops.zeros((batch_size, length, num_heads), dtype)}
+
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         return Form(causal=True, log_gates=larger(inputs["log_gates"], CLOSED))
 

@@ -149,10 +149,10 @@ class Parents(CallInput):
 
 
 class Edges(CallInput):
-    """The two nodes of each edge of a graph, -1 in padding; with or without weights."""
+    """The two nodes of each edge of a graph, -1 in padding; with weights, features or neither."""
 
     def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
-        edges, weights = inputs["edges"], _weights(inputs)
+        edges, weights, features = inputs["edges"], _weights(inputs), inputs.get("edge_features")
         _check_ends(edges, length)
         if weights is not None:
             place = _first((edges[..., 0] >= 0) & ~((weights > 0.0) & (weights < np.inf)))
@@ -162,17 +162,27 @@ class Edges(CallInput):
                     f"{weights[place]:g}. Weights must be finite and positive. To leave out an "
                     "edge, give it the nodes (-1, -1)."
                 )
+        if features is not None:
+            place = _first((edges[..., :1] >= 0) & ~np.isfinite(features))
+            if place:
+                raise ValueError(
+                    f"`edge_features` of example {place[0]}: feature {place[2]} of edge {place[1]} "
+                    f"is {features[place]:g}. Features must be finite. To leave out an edge, give "
+                    "it the nodes (-1, -1)."
+                )
         later, earlier = repeated_edges(edges)
-        if weights is not None and len(later):
-            apart = disagreeing(weights.ravel(), later, earlier)
+        for name, numbers in (("weights", weights), ("features", features)):
+            if numbers is None or not len(later):
+                continue
+            apart = disagreeing(numbers.reshape((edges[..., 0].size, -1)), later, earlier)
             if len(apart):
                 pair = int(earlier[apart[0]]), int(later[apart[0]])
                 (example, one), (_, other) = (divmod(place, edges.shape[1]) for place in pair)
                 u, v = sorted(edges[example, one].tolist())
                 raise ValueError(
-                    f"`edge_weights` of example {example}: edges {one} and {other} both join nodes "
-                    f"{u} and {v}, with the weights {weights[example, one]:g} and "
-                    f"{weights[example, other]:g}. Give an edge once, or with equal weights."
+                    f"`edge_{name}` of example {example}: edges {one} and {other} both join nodes "
+                    f"{u} and {v}, with the {name} {numbers[example, one]} and "
+                    f"{numbers[example, other]}. Give an edge once, or with equal {name}."
                 )
         return not len(later)  # an edge that is given twice must be merged
 
@@ -182,14 +192,22 @@ class Edges(CallInput):
         # an edge with only one node of -1 is not padding
         half = ops.not_equal(edges[..., 0] >= 0, edges[..., 1] >= 0)
         wrong = [ops.logical_not(right), ops.logical_or(loop, half)]
-        weights = inputs.get("edge_weights")
+        weights, numbers = inputs.get("edge_weights"), inputs.get("edge_features")
         if weights is not None:
-            known = ops.all(edges >= 0, axis=-1)
-            right = ops.logical_and(weights > 0.0, ops.isfinite(weights))
+            numbers = weights[..., None]
+        if numbers is not None:
+            known = ops.all(edges >= 0, axis=-1, keepdims=True)
+            right = ops.isfinite(numbers)
+            if weights is not None:
+                right = ops.logical_and(numbers > 0.0, right)
             wrong.append(ops.logical_and(known, ops.logical_not(right)))
-        edges, weights, conflict = edges_once(edges, weights, length)
-        others = {} if weights is None else {"edge_weights": weights}
-        return {"edges": edges, **others}, [*wrong, conflict]
+        edges, numbers, conflict = edges_once(edges, numbers, length)
+        bounded = {"edges": edges}
+        if numbers is not None and weights is not None:
+            bounded["edge_weights"] = numbers[..., 0]
+        elif numbers is not None:
+            bounded["edge_features"] = numbers
+        return bounded, [*wrong, conflict]
 
 
 class LogGates(CallInput):
@@ -309,6 +327,7 @@ INPUTS: dict[str, CallInput] = {
     "paths": Paths("B T T _", is_integer=True),
     "walk_probabilities": FiniteNumbers("walk_probabilities", "B T T _"),
     "edge_weights": CallInput("B E", harmless=1),  # `edges` and `parents` check them
+    "edge_features": CallInput("B E F", harmless=0),  # `edges` check them
 }
 
 

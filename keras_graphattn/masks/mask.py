@@ -153,6 +153,10 @@ class PairMatrix(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         """
         return {}
 
+    def empty_inputs(self, batch_size: int, length: int, num_heads: int) -> Tensors:
+        """What `inputs_of_tokens` gives for tokens that are padding, by name."""
+        return {}
+
     def parameters(self) -> Tensors:
         """The differentiable tensors that define M after `build`, by name, in at least float32.
 

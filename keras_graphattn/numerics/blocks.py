@@ -95,6 +95,7 @@ def loop_over_blocks(
     body: Callable[[Tensor, Carried], tuple[Carried, Tensor]],
     start: Carried,
     like: Num[Tensor, "..."],
+    backwards: bool = False,
 ) -> tuple[Carried, Num[Tensor, "..."]]:
     """`keras.ops.scan` over 0 ... count - 1 with one step alive at a time, and all derivatives.
 
@@ -104,6 +105,7 @@ def loop_over_blocks(
             a tensor.
         start: What is carried first.
         like: A tensor of the shape and dtype of those that `body` returns.
+        backwards: Whether the steps go from count - 1 to 0.
 
     Returns:
         What is carried last, and the tensors of all steps, (count, ...).
@@ -111,19 +113,22 @@ def loop_over_blocks(
     backend = keras.backend.backend()
     if backend == "torch":
         carried, blocks = start, []
-        for index in range(count):
+        for index in reversed(range(count)) if backwards else range(count):
             carried, block = body(index, carried)
             blocks.append(block)
-        return carried, ops.stack(blocks)
+        return carried, ops.stack(blocks[::-1] if backwards else blocks)
     if backend != "tensorflow":
         steps = ops.arange(count, dtype="int32")
-        last: tuple[Carried, Tensor] = ops.scan(lambda carry, i: body(i, carry), start, steps)
+        last: tuple[Carried, Tensor] = ops.scan(
+            lambda carry, i: body(i, carry), start, steps, reverse=backwards
+        )
         return last
     import tensorflow as tf
 
     def step(index: Tensor, carried: Carried, blocks: Tensor) -> tuple[Tensor, Carried, Tensor]:
-        carried, block = body(index, carried)
-        return index + 1, carried, blocks.write(index, block)
+        place = count - 1 - index if backwards else index
+        carried, block = body(place, carried)
+        return index + 1, carried, blocks.write(place, block)
 
     array = tf.TensorArray(like.dtype, count, element_shape=like.shape)
     _, carried, array = tf.while_loop(

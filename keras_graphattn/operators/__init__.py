@@ -5,6 +5,9 @@ each other.
 """
 
 from keras_graphattn.operators.blockwise import BlockwiseOperator
+from keras_graphattn.operators.delta_rule import DeltaRuleOperator
+from keras_graphattn.operators.differential import DifferentialOperator
+from keras_graphattn.operators.edges import EdgeOperator, VirtualNodes
 from keras_graphattn.operators.fused import FusedOperator
 from keras_graphattn.operators.kernel import KernelOperator
 from keras_graphattn.operators.operator import Operator, Visibility
@@ -19,6 +22,9 @@ from keras_graphattn.operators.softmax import (
 
 __all__ = [
     "BlockwiseOperator",
+    "DeltaRuleOperator",
+    "DifferentialOperator",
+    "EdgeOperator",
     "FusedOperator",
     "KernelOperator",
     "Logits",
@@ -28,6 +34,7 @@ __all__ = [
     "PLaplacianOperator",
     "SingularOperator",
     "SoftmaxOperator",
+    "VirtualNodes",
     "Visibility",
     "WeightedSoftmaxOperator",
 ]

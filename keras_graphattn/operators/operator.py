@@ -2,7 +2,8 @@
 
 An operator maps a signal (B, S, N, D) to A times it, (B, T, N, D). A filter is a function of an
 operator: it never sees a matrix. One class for each kind of attention says how A is applied, and
-shows its formula: `softmax`, `blockwise`, `fused`, `p_laplacian`, `kernel`, `singular`, `cached`.
+shows its formula: `softmax`, `blockwise`, `fused`, `differential`, `p_laplacian`, `kernel`,
+`singular`, `cached`.
 """
 
 from collections.abc import Mapping

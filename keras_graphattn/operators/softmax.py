@@ -57,6 +57,9 @@ class PairRows(NamedTuple):
         return ops.where(wrong, ops.cast(float("nan"), rows.dtype), rows)
 
 
+Dropout = Callable[[Float[Tensor, "B N T S"]], Float[Tensor, "B N T S"]]
+
+
 class Logits(NamedTuple):
     """The changes of the scores Q K^T * scale before the softmax, in this order.
 
@@ -237,6 +240,10 @@ class MatrixOperator(Operator):
     Args:
         matrix: A, of shape (B, N, T, S).
         visible: Optional booleans that broadcast to A: the entries that are not hidden.
+        dropout: Optional function that drops entries of A. It is applied once.
+
+    Attributes:
+        scores: A before dropout.
 
     Example:
 
@@ -247,15 +254,19 @@ class MatrixOperator(Operator):
     """
 
     def __init__(
-        self, matrix: Float[Tensor, "B N T S"], visible: Bool[Tensor, "B? N? T? S?"] | None = None
+        self,
+        matrix: Float[Tensor, "B N T S"],
+        visible: Bool[Tensor, "B? N? T? S?"] | None = None,
+        dropout: Dropout | None = None,
     ) -> None:
-        self.applied, self.visible = matrix, visible
+        self.scores, self.visible = matrix, visible
+        self.applied = matrix if dropout is None else dropout(matrix)
 
     def __call__(self, x: Float[Tensor, "B S N D"]) -> Float[Tensor, "B T N D"]:
         return ops.einsum("bnts,bsnh->btnh", self.applied, x)
 
     def matrix(self) -> Float[Tensor, "B N T S"]:
-        return self.applied
+        return self.scores
 
     def finished(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
         return zero_hidden_rows(outputs, self.visible)
@@ -273,9 +284,6 @@ class SoftmaxOperator(MatrixOperator):
         logits: What becomes of the scores before the softmax; nothing by default.
         dropout: Optional function that drops entries of A. It is applied once.
 
-    Attributes:
-        scores: A before dropout.
-
     Example:
 
     >>> query, key, x = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
@@ -291,7 +299,7 @@ class SoftmaxOperator(MatrixOperator):
         *,
         dtype: str | None = None,
         logits: Logits | None = None,
-        dropout: Callable[[Float[Tensor, "B N T S"]], Float[Tensor, "B N T S"]] | None = None,
+        dropout: Dropout | None = None,
     ) -> None:
         if logits is None or logits.is_plain:
             weights = masked_softmax(scores, visible)
@@ -300,11 +308,8 @@ class SoftmaxOperator(MatrixOperator):
             changed, seen = logits.of(scores, visible)
             weights = logits.without_sink(masked_softmax(changed, seen))
             visible = None if seen is None else logits.without_sink(seen)
-        self.scores = weights if dtype is None else ops.cast(weights, dtype)
-        super().__init__(self.scores if dropout is None else dropout(self.scores), visible)
-
-    def matrix(self) -> Float[Tensor, "B N T S"]:
-        return self.scores
+        weights = weights if dtype is None else ops.cast(weights, dtype)
+        super().__init__(weights, visible, dropout)
 
 
 class WeightedSoftmaxOperator(SoftmaxOperator):
@@ -339,7 +344,7 @@ class WeightedSoftmaxOperator(SoftmaxOperator):
         *,
         dtype: str | None = None,
         logits: Logits | None = None,
-        dropout: Callable[[Float[Tensor, "B N T S"]], Float[Tensor, "B N T S"]] | None = None,
+        dropout: Dropout | None = None,
         non_finite: Bool[Tensor, "B N? S"] | None = None,
     ) -> None:
         seen = ops.logical_or(factors > 0.0, ops.isnan(factors))  # NaN is not hidden

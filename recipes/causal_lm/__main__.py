@@ -24,6 +24,9 @@ SIZES = {"layers": 4, "d_model": 128, "heads": 4, "feed_forward": 512, "dropout"
 SCRATCH = {**SIZES, "context": 128, "batch_size": 16, "learning_rate": 1e-3, "warm_up": 100}
 PRESET = {"context": 1024, "batch_size": 4, "learning_rate": 5e-5, "warm_up": 0}
 HINT = "{:g}; with --preset {:g}"
+# attentions that `convert` does not have
+FROM_SCRATCH = ("differential", "differential_2", "scaled_high_frequency", "forgetting")
+FROM_SCRATCH += ("gated_decay", "gated_delta_rule")
 # the rate of coefficients, relative to other weights: the defaults of layers and masks
 MULTIPLIERS = {"gfsa": 10.0, "masked_kernel": 30.0}
 
@@ -81,7 +84,7 @@ class CausalLanguageModels(Recipe):
         "Trains and compares causal language models of different attention; writes perplexities, "
         "curves, samples and the best model."
     )
-    attentions = ("softmax", "gfsa", "p_laplacian", "masked_kernel")
+    attentions = ("softmax", "gfsa", "p_laplacian", "masked_kernel", *FROM_SCRATCH)
     by_default = ("softmax", "gfsa")
     training = {"epochs": 10, "patience": 3, **dict.fromkeys(PRESET)}
     del training["context"]
@@ -115,6 +118,11 @@ class CausalLanguageModels(Recipe):
 
     def refuse(self, options: argparse.Namespace) -> None:
         sizes = [name for name in SIZES if getattr(options, name) is not None]
+        attentions = [name for name in options.attention if name in FROM_SCRATCH]
+        if options.preset and attentions:
+            raise UsageError(
+                f"--attention {','.join(attentions)}: no --preset has it, only models from scratch"
+            )
         if options.preset and sizes:
             raise UsageError(f"{flags(sizes)}: the sizes of --preset {options.preset} are its own")
         if (options.tokens == "preset") > bool(options.preset):
@@ -140,6 +148,11 @@ class CausalLanguageModels(Recipe):
         if options.preset:
             return
         check_heads(options)
+        if "differential" in options.attention and options.heads % 2:
+            raise UsageError(
+                "--attention differential has half the heads, each of twice the width: it takes "
+                f"an even number of --heads. Received: --heads {options.heads}"
+            )
         if options.exponents is not None and len(options.exponents) not in (1, options.heads):
             raise UsageError(
                 f"--exponents has {len(options.exponents)} numbers; one for all heads, or one for "
@@ -150,6 +163,8 @@ class CausalLanguageModels(Recipe):
         defaults: dict[str, Settings] = {
             "gfsa": {"order": 3},
             "masked_kernel": {"mask": "exponential", "feature_map": "relu"},
+            "differential_2": {"version": 2},
+            "gated_delta_rule": {"use_gate": False},  # for the parameters of plain attention
         }
         if not options.preset:  # else that of `convert`
             for name, multiplier in MULTIPLIERS.items():

@@ -69,8 +69,29 @@ _ALL = (
     ),
     Attention("performer", "performer", "#7f5539", KERNEL, "masked_kernel", KERNEL_OPTIONS),
     Attention("topological", "topological", "#2ca02c", KERNEL, "masked_kernel", KERNEL_OPTIONS),
+    Attention(
+        *("scaled_high_frequency", "AttnScale", "#bcbd22"),
+        "keras_graphattn.layers:ScaledHighFrequencyAttention",
+        options=(RATE,),
+    ),
+    Attention(
+        *("contra_norm", "ContraNorm", "#e377c2", "recipes.common.training.layers:contra_norm")
+    ),
+    Attention("differential", "DIFF", "#1b9e77", "keras_graphattn.layers:DifferentialAttention"),
+    Attention(
+        "differential_2", "DIFF V2", "#66a61e", "keras_graphattn.layers:DifferentialAttention"
+    ),
+    Attention(
+        "gated_decay", "gated decay", "#a6761d", "recipes.common.training.layers:gated_decay"
+    ),
+    Attention("forgetting", "forgetting", "#7570b3", "recipes.common.training.layers:forgetting"),
+    Attention("gated_delta_rule", "delta rule", "#e7298a", "keras_graphattn.layers:GatedDeltaRule"),
     Attention("gcn", "GCN", "#56b4e9", "recipes.common.training.graphs:gcn"),
     Attention("gat", "GAT", "#b8860b", "recipes.common.training.graphs:gat"),
+    Attention(
+        *("edges", "edges", "#2f4f4f", "recipes.common.training.graphs:edges"),
+        options=(*FILTER, "expander_degree", "num_virtual_nodes", RATE),
+    ),
     Attention("graph_kernel", "GKAT", "#6a3d9a", "recipes.common.training.graphs:graph_kernel"),
     Attention(
         *("graph_masked_kernel", "graph-masked kernel", "#8b0000"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter, Settings
-from recipes.common.command.options import check_heads
+from recipes.common.command.options import REMEDIES, check_heads
 from recipes.common.command.parsing import (
     UsageError,
     at_least,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import keras
 
 BY_DEFAULT = ("softmax", "gfsa", "p_laplacian", "agf", "performer", "topological")
-ATTENTIONS = (*BY_DEFAULT[:2], "gfsa_high_pass", *BY_DEFAULT[2:])
+ATTENTIONS = (*BY_DEFAULT[:2], "gfsa_high_pass", *BY_DEFAULT[2:], *REMEDIES)
 
 
 class Model(NamedTuple):

@@ -16,6 +16,7 @@ from keras import layers
 
 import keras_graphattn
 from keras_graphattn.analysis import token_similarity
+from keras_graphattn.layers import ContraNorm
 from keras_graphattn.masks import BlockToeplitz
 from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
 from recipes.common.command.checks import keras_configured
@@ -243,18 +244,26 @@ def _network(trial: Trial) -> keras.Model:
         raise UsageError(f"--model {options.model}: {error}") from error
 
 
-def _maker(trial: Trial, prefix: int) -> Callable[[int, int, int, str], layers.Layer]:
+def _then_contra_norm(attention: layers.Layer) -> Callable[[Any, Any], Any]:
+    """The attention, and `ContraNorm` of its outputs."""
+    norm = ContraNorm(name=f"{attention.name}_contra_norm")
+    return lambda tokens, value: norm(attention(tokens, value))
+
+
+def _maker(trial: Trial, prefix: int) -> Callable[[int, int, int, str], Callable[..., Any]]:
     """The function that makes the attention of a block; `prefix` tokens precede the patches."""
     attention, options = trial.attention, trial.options
     side = options.image_size // options.patch
     replaced = replaced_layers(options)
     talking = options.model == "cait"
 
-    def make(index: int, num_heads: int, key_dim: int, name: str) -> layers.Layer:
+    def make(index: int, num_heads: int, key_dim: int, name: str) -> Callable[..., Any]:
         arguments = {"num_heads": num_heads, "key_dim": key_dim, "name": name}
+        plain = cait.TalkingHeadsAttention if talking else plain_attention
         if index not in replaced or attention == "softmax":
-            plain = cait.TalkingHeadsAttention if talking else plain_attention
             return plain(**arguments)
+        if attention == "contra_norm":
+            return _then_contra_norm(plain(**arguments))
         arguments |= layer_arguments(trial.settings)
         if attention in ("gfsa", "gfsa_high_pass") and talking:
             return cait.TalkingHeadsAttention(**arguments)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter, Settings
+from recipes.common.command.options import REMEDIES
 from recipes.common.command.parsing import UsageError, run_program
 from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import Recipe
@@ -54,7 +55,7 @@ class TimeSeries(Recipe):
         "Trains and compares attention layers on time series of the UEA archive; writes a table, "
         "curves and the best model for serving."
     )
-    attentions = ("softmax", "linear", "gfsa", "agf")
+    attentions = ("softmax", "linear", "gfsa", "agf", *REMEDIES)
     by_default = ("softmax", "gfsa", "agf")
     training = {"epochs": 15, "patience": 8, "batch_size": 16, "learning_rate": 1e-3}
     training |= {"validation_fraction": 0.2}

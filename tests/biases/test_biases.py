@@ -310,3 +310,39 @@ def test_compiled_blocks_with_a_bias():
     x = ops.convert_to_tensor(tokens())
     right = to_numpy(layer(x))
     assert_close(to_numpy(jit(layer)(x)), right, 1e-6)
+
+
+@pytest.mark.parametrize("path", ["dense", "blockwise", "fused"])
+def test_a_gated_decay_forgets_and_decodes(path):
+    """The logarithm of the gates, read from the tokens, as the bias of softmax attention."""
+    bias = biases.LogMask(masks.GatedDecay(2.0))
+    layer = layers.GraphFilterAttention(HEADS, 3, attention_path=path, block_size=5, bias=bias)
+    layer.build((None, None, CHANNELS))
+    randomise(layer)
+    seen = np.arange(LENGTH) < np.array([[LENGTH], [LENGTH - 5]])
+    x = tokens()
+    weights = {
+        w.path.rpartition("gates/")[2]: torch.tensor(to_numpy(w)).double() for w in bias.weights
+    }
+    gates = torch.tensor(x).double() @ weights["kernel"] + weights["bias"]
+    gates = torch.nn.functional.logsigmoid(gates) * torch.tensor(seen)[:, :, None]
+    sums = torch.cumsum(gates, dim=1).permute(0, 2, 1)
+    matrix = torch.tril(sums[..., :, None] - sums[..., None, :])
+    plain = layers.GraphFilterAttention(HEADS, 3, attention_path=path, block_size=5)
+    plain.build_around(layer)
+    plain.linear_coefficient.assign(layer.linear_coefficient)
+    plain.power_coefficient.assign(layer.power_coefficient)
+    plain.identity_coefficient.assign(layer.identity_coefficient)
+    masked = {"query_mask": seen, "value_mask": seen}
+    added = matrix.numpy().astype("float32")
+    right = plain(x, attention_bias=added, use_causal_mask=True, **masked)
+    assert_close(to_numpy(layer(x, **masked)), to_numpy(right), 1e-5)
+    cache, outputs = layer.get_initial_cache(BATCH, LENGTH), []
+    for start, end in ((0, 7), (7, 8), (8, LENGTH)):
+        part, mask = ops.convert_to_tensor(x[:, start:end]), seen[:, start:end]
+        found, cache = layer.decode(part, cache, start, ops.convert_to_tensor(mask))
+        outputs.append(to_numpy(found))
+    assert_close(np.concatenate(outputs, axis=1), to_numpy(right), 1e-5)
+    pairs = np.ones((LENGTH, LENGTH), bool)
+    with pytest.raises(ValueError, match="hides their tokens"):
+        layer(x, attention_mask=pairs)

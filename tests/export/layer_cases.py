@@ -51,6 +51,11 @@ def gkat(*arguments, **options):
     return kernel(*arguments, **options)._replace(kind=layers.GraphKernelAttention, padded=True)
 
 
+def along_edges(length, *inputs, **options):
+    """EdgeAttention on padded series."""
+    return Case(layers.EdgeAttention, length, lambda: dict(options), inputs, True)
+
+
 def filtered(length, kind, call=None, **options):
     """A layer without a mask object, on padded series."""
     return Case(kind, length, lambda: dict(options), (), True, call or {})
@@ -81,11 +86,19 @@ CASES = {
         *("distances", "paths"),
         attention_path="blockwise",
     ),
+    "differential": filtered("open", layers.DifferentialAttention, CAUSAL),
+    "differential_2": filtered(
+        "open", layers.DifferentialAttention, version=2, filter="chebyshev", order=2
+    ),
     "p_laplacian": filtered("open", P_LAPLACIAN, p=2.5),
     "p_laplacian_heads": filtered("open", P_LAPLACIAN, p=[1.5, 2.0]),
     "agf": filtered("open", AGF),
     "agf_chebyshev": filtered("open", AGF, filter="chebyshev", order=4),
     "agf_causal": filtered("open", AGF, causal=True),
+    "delta_rule": filtered("open", layers.GatedDeltaRule),
+    "delta_rule_packed": Case(
+        layers.GatedDeltaRule, "open", lambda: {"filter": "first_order"}, ("segment_ids",)
+    ),
     "high_frequency": filtered("open", layers.ScaledHighFrequencyAttention),
     "contra_norm": filtered("open", layers.ContraNorm, scale=0.3),
     "mean_pooling": filtered("open", layers.GraphMeanPooling),
@@ -126,6 +139,10 @@ CASES = {
     "kernel_random_features": kernel(
         "bound", lambda: masks.GraphRandomFeatures(EDGES, num_nodes=LENGTH)
     ),
+    "edges": along_edges("bound", graph=EDGES, num_nodes=LENGTH, num_virtual_nodes=1),
+    "edges_per_example": along_edges(
+        "open", "edges", "edge_features", edge_dim=3, expander_degree=4, filter="first_order"
+    ),
     "gkat": gkat("bound", lambda: masks.RandomWalk(EDGES, num_nodes=LENGTH)),
     "gkat_walks_per_example": gkat("open", masks.RandomWalk, "walks"),
     "gkat_factored": gkat("open", masks.RandomWalk, "walks", feature_map="favor"),
@@ -148,6 +165,7 @@ def shapes_of_inputs(length):
         "entries": ((length, length), "float32"),
         "parents": ((length,), "int32"),
         "edges": ((EDGES_PER_EXAMPLE, 2), "int32"),
+        "edge_features": ((EDGES_PER_EXAMPLE, 3), "float32"),
         "walks": ((length, WALKS, WALK_LENGTH), "int32"),
         "distances": ((length, length), "int32"),
         "paths": ((length, length, 4), "int32"),
@@ -202,7 +220,8 @@ def batch_for(model, batch, length):
         "segment_ids": np.sort(generator.integers(-1, 3, (batch, length)), axis=1),
         "entries": generator.uniform(0.0, 1.0, (batch, length, length)),
         "parents": np.array(parents),
-        "edges": _edges(generator, batch, length),
+        "edges": (edges := _edges(generator, batch, length)),
+        "edge_features": edges.sum(axis=-1, keepdims=True) % [2, 3, 5],  # equal where edges are
         "walks": generator.integers(0, length, (batch, length, WALKS, WALK_LENGTH)),
         "distances": generator.integers(-2, 9, (batch, length, length)),
         "paths": generator.integers(-1, 3, (batch, length, length, 4)),

@@ -34,6 +34,27 @@ LAYERS = {
         "orthogonality_scaling": "mean",
     },
     "ContraNorm": {"scale": 0.5},
+    "DifferentialAttention": {
+        **COMMON,
+        **FILTER,
+        "version": 1,
+        "layer_index": 2,
+        "attention_path": "dense",
+        "block_size": 2,
+        "num_key_value_heads": 1,
+    },
+    "EdgeAttention": {
+        **COMMON,
+        **FILTER,
+        "graph": np.array(GRAPH),
+        "num_nodes": 4,
+        "edge_features": np.ones((3, 2), "float32"),
+        "edge_dim": None,
+        "self_loops": True,
+        "expander_degree": 2,
+        "num_virtual_nodes": 1,
+    },
+    "GatedDeltaRule": {**COMMON, **FILTER, "convolution": 2},
     "GraphFilterAttention": {
         **COMMON,
         **FILTER,
@@ -170,7 +191,7 @@ def call_of(name):
         "value_mask": np.ones((B, T), bool),
         "key_mask": np.ones((B, T), bool),
         "return_attention_scores": False,
-        "use_causal_mask": True,
+        "use_causal_mask": name != "EdgeAttention",
         **keys,
     }
 

@@ -33,6 +33,8 @@ CASES = {
     "chebyshev": ("graph_filter", "all", {"order": 3, "filter": "chebyshev"}),
     "p_laplacian": ("p_laplacian", "all", {}),
     "page_rank": ("graph_filter", "all", {"order": 4, "filter": "page_rank"}),
+    "bias": ("graph_filter", "all", {"order": 4, "bias": "relative_positions"}),
+    "p_laplacian, bias": ("p_laplacian", "all", {"bias": "relative_positions"}),
     "attentive_graph_filter": ("attentive_graph_filter", "all", {"order": 3}),
     "masked_kernel": ("masked_kernel", "all", {"filter": "first_order"}),
 }
@@ -77,7 +79,8 @@ def is_eager_only(model):
 def cases():
     for name, case in itertools.product(NAMES, CASES):
         of_llama = name == "llama" and case == "page_rank"
-        is_reached = case in OF_ALL or name == "gpt2" or of_llama
+        with_bias = "bias" in case and name in ("llama", "gemma2", "bloom", "t5")
+        is_reached = case in OF_ALL or name == "gpt2" or of_llama or with_bias
         if not is_reached or (case == "even" and name in WITHOUT_EVEN) or name in ON_ITS_OWN[1:]:
             continue
         is_rotary = name in rotary_decoders.BACKBONES and name != rotary_decoders.REPRESENTATIVE

@@ -56,13 +56,20 @@ LAYERS = {
         CASES["graph filter, blockwise"].make, "gfa_blockwise"
     ),
     "`GraphFilterAttention`, fused": Row(CASES["graph filter, fused"].make, "gfa_fused"),
+    "`DifferentialAttention`": Row(CASES["differential"].make, "differential"),
+    "`DifferentialAttention`, version 2": Row(
+        CASES["differential, version 2"].make, "differential_2"
+    ),
     "`PLaplacianAttention`": Row(lambda: layers.PLaplacianAttention(HEADS, SIZE), "p_laplacian"),
     "`AttentiveGraphFilter`": Row(CASES["AGF"].make, "agf"),
     "`AttentiveGraphFilter`, causal": Row(CASES["AGF, causal"].make, "agf_causal"),
+    "`GatedDeltaRule`": Row(CASES["delta rule"].make, "delta_rule"),
     "`MaskedKernelAttention`": Row(CASES["kernel, no mask, ReLU"].make, "kernel"),
     "`MaskedKernelAttention`, with a filter": Row(
         CASES["kernel, no mask, filter"].make, "kernel_filtered"
     ),
+    "`EdgeAttention`": Row(CASES["edges, in the layer"].make, "edges"),
+    "`EdgeAttention`, per example": Row(CASES["edges, per example"].make, "edges_per_example"),
     "`GraphKernelAttention`": Row(CASES["GKAT, RandomWalk"].make, "gkat"),
     "`GraphKernelAttention`, factored": Row(
         CASES["GKAT, factored, RandomWalk per example"].make, "gkat_factored"

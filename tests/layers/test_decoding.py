@@ -9,6 +9,8 @@ from keras import ops
 
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
+    DifferentialAttention,
+    GatedDeltaRule,
     GraphFilterAttention,
     MaskedKernelAttention,
     PLaplacianAttention,
@@ -20,17 +22,21 @@ from tests.layers.twins import CHANNELS, built, tokens, with_a_mask
 from tests.numerics import BACKEND, to_numpy, value_and_gradients
 
 GFA, P_LAPLACIAN, AGF = GraphFilterAttention, PLaplacianAttention, AttentiveGraphFilter
-KERNEL = MaskedKernelAttention
-CACHED = (GFA, P_LAPLACIAN)
+KERNEL, DIFFERENTIAL, DELTA = MaskedKernelAttention, DifferentialAttention, GatedDeltaRule
+CACHED = (GFA, P_LAPLACIAN, DIFFERENTIAL)
 FORMS = {  # the class, its options, and tokens of the prompt
     **{f"order {order}": (GFA, {"order": order}, 1) for order in (1, 3, 5)},
     **{f"Chebyshev {k}": (GFA, {"filter": "chebyshev", "order": k}, 7) for k in (1, 4)},
+    "differential": (DIFFERENTIAL, {}, 1),
+    "differential 2": (DIFFERENTIAL, {"version": 2, "filter": "chebyshev", "order": 2}, 7),
     "p-Laplacian": (P_LAPLACIAN, {}, 1),
     "p-Laplacian, drop": (P_LAPLACIAN, {"diagonal": "drop"}, 1),
     "AGF": (AGF, {"causal": True}, 1),
     "AGF, long prompt": (AGF, {"causal": True}, 63),
     "AGF, ones": (AGF, {"causal": True, "filter": "ones"}, 7),
     "AGF, constant": (AGF, {"causal": True, "learned_constant": True, "use_gate": True}, 7),
+    "delta rule": (DELTA, {}, 1),
+    "delta rule, filter": (DELTA, {"filter": "chebyshev", "order": 2, "convolution": None}, 7),
     "kernel": (KERNEL, {}, 1),
     "kernel, FAVOR+": (KERNEL, {"mask": Causal, "feature_map": "favor"}, 1),
     "kernel, filter": (
@@ -64,7 +70,7 @@ def test_64_tokens_equal_the_full_pass(name):
 
 @pytest.mark.slow_on("jax")
 @given(
-    kind=st.sampled_from([GFA, P_LAPLACIAN]),
+    kind=st.sampled_from(CACHED),
     sizes=st.sampled_from([(8,), (1, 5, 1, 1), (5, 3)]),
     window=st.sampled_from([None, 1, 3]),
     groups=st.sampled_from([None, 1, 2]),
@@ -89,14 +95,16 @@ def test_prompts_windows_groups_and_padding(kind, sizes, window, groups, use_gat
 
 @pytest.mark.slow_on("jax")
 @settings(max_examples=5)
-@pytest.mark.parametrize("name", ["AGF", "kernel", "kernel, gated decay", "packed"])
+@pytest.mark.parametrize(
+    "name", ["AGF", "kernel", "kernel, gated decay", "packed", "delta rule", "delta rule, packed"]
+)
 @given(sizes=st.lists(st.sampled_from([1, 6, 49]), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_parts_of_any_length_with_padding_and_segments(name, sizes, seed):
-    kind, options, _ = FORMS.get(name, (KERNEL, {"mask": Segments}, 1))
+    kind, options, _ = FORMS.get(name.removesuffix(", packed"), (KERNEL, {"mask": Segments}, 1))
     layer, x, generator = layer_of(kind, **options), tokens(sum(sizes)), np.random.default_rng(seed)
     mask = generator.random(x.shape[:2]) < 0.7
     ids = np.sort(generator.integers(0, 4, x.shape[:2])).astype("int32")
-    inputs = {"segment_ids": ids} if name == "packed" else None
+    inputs = {"segment_ids": ids} if name.endswith("packed") else None
     outputs, _ = decoded(layer, x, sizes, mask, inputs)
     np.testing.assert_allclose(to_numpy(outputs), full_pass(layer, x, mask, inputs), atol=1e-5)
 
@@ -117,7 +125,7 @@ def test_right_padded_prompts_are_written_over(kind):
 
 
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize(("kind", "held"), [(GFA, 0.0), (P_LAPLACIAN, np.nan)])
+@pytest.mark.parametrize(("kind", "held"), [(GFA, 0.0), (P_LAPLACIAN, np.nan), (DIFFERENTIAL, 0.0)])
 def test_prompts_see_neither_padding_nor_what_the_cache_held(kind, held, window):
     layer, x = layer_of(kind, sliding_window=window), tokens(7)
     mask = np.arange(7)[None] >= np.array([[3], [1]])
@@ -144,7 +152,7 @@ def test_prompts_see_neither_padding_nor_what_the_cache_held(kind, held, window)
 
 
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("name", ["order 3", "p-Laplacian", "AGF"])
+@pytest.mark.parametrize("name", ["order 3", "p-Laplacian", "AGF", "delta rule"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.05), ("float16", 0.01)])
 def test_half_precision(name, dtype, tolerance):
     kind, options, _ = FORMS[name]
@@ -181,6 +189,13 @@ def test_refuses_tokens_that_do_not_fit():
     for one, state in ((layer, (cache, 0)), (causal, (causal.get_initial_state(2),))):
         with pytest.raises(ValueError, match=r"`tokens` must have shape \(B, t, d\)"):
             one.decode(np.ones((2, CHANNELS), "float32"), *state)
+
+
+def test_refuses_a_state_of_another_layer():
+    layer = layer_of(DELTA)
+    for state in (None, layer_of(DELTA, value_dim=2).get_initial_state(2)):
+        with pytest.raises(ValueError, match=r"`state.*Received"):
+            layer.decode(tokens(1), state)
 
 
 def test_refuses_layers_without_a_state():

@@ -14,11 +14,13 @@ from tests.numerics import assert_close, to_numpy
 LAYERS = {
     "graph filter": (layers.GraphFilterAttention, {}),
     "graph filter, on the filter": (layers.GraphFilterAttention, {"dropout_on": "filter"}),
+    "differential": (layers.DifferentialAttention, {}),
     "p-Laplacian": (layers.PLaplacianAttention, {}),
     "high frequencies": (layers.ScaledHighFrequencyAttention, {}),
     "AGF": (layers.AttentiveGraphFilter, {}),
     "AGF, causal": (layers.AttentiveGraphFilter, {"causal": True}),
     "kernel": (layers.MaskedKernelAttention, {}),
+    "edges": (layers.EdgeAttention, {"graph": [[0, 1], [1, 2], [3, 6]], "num_virtual_nodes": 1}),
     "GKAT": (layers.GraphKernelAttention, {"mask": Exponential}),
 }
 

@@ -15,6 +15,9 @@ from keras import ops
 
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
+    DifferentialAttention,
+    EdgeAttention,
+    GatedDeltaRule,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
@@ -210,10 +213,13 @@ def test_symbolic_calls(name):
 EVERY_LAYER = {
     "graph filter": GraphFilterAttention,
     "graph filter, groups": functools.partial(GraphFilterAttention, num_key_value_heads=1),
+    "differential": DifferentialAttention,
     "p-Laplacian": PLaplacianAttention,
     "high frequencies": ScaledHighFrequencyAttention,
     "AGF": AttentiveGraphFilter,
+    "delta rule": GatedDeltaRule,
     "kernel": MaskedKernelAttention,
+    "edges": functools.partial(EdgeAttention, expander_degree=2),
     "graph kernel": functools.partial(GraphKernelAttention, mask=Exponential()),
 }
 X = random(BATCH, LENGTH, WIDTH)
@@ -257,7 +263,7 @@ def refusal(mistake, make):
         mistake(make)
     words = str(refused.value).replace("\n", " ")
     words = re.sub(r"\x1b\[\d+m|^Exception encountered when calling \S+ +", "", words)
-    names = r"\b[A-Z]\w*(Attention|Filter|Layer)\b|\w*_(attention|filter)(_\d+)?\b"
+    names = r"\b[A-Z]\w*(Attention|Filter|Layer|Rule)\b|\w*_(attention|filter|rule)(_\d+)?\b"
     return refused.type, re.sub(names, "", words)
 
 
@@ -280,10 +286,14 @@ BY_KERAS = [  # layers that Keras' own test of layers runs
     (GraphFilterAttention, {}),
     (GraphFilterAttention, OPTIONS),
     (GraphFilterAttention, {"sliding_window": 2, "use_gate": True}),
+    (DifferentialAttention, {}),
+    (DifferentialAttention, {**OPTIONS, "version": 2, "num_key_value_heads": 1}),
     (PLaplacianAttention, {"value_dim": 2, "output_shape": 5}),
     (AttentiveGraphFilter, {}),
     (AttentiveGraphFilter, OPTIONS),
     (AttentiveGraphFilter, {"filter": "monomial", "use_gate": True, "orthogonality_weight": 0.1}),
+    (GatedDeltaRule, {}),
+    (GatedDeltaRule, {**OPTIONS, "filter": "first_order"}),
 ]
 
 
@@ -293,7 +303,7 @@ def test_keras_layer_test(kind, options):
     from keras.src.testing import TestCase
 
     shape = (2, 5, 8)
-    is_alone = kind is AttentiveGraphFilter
+    is_alone = kind in (AttentiveGraphFilter, GatedDeltaRule)
     TestCase().run_layer_test(
         kind,
         {"num_heads": 2, "key_dim": 3, **options},
@@ -348,7 +358,7 @@ def test_difference_a_given_query_mask_is_used():
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(EVERY_LAYER) - {"graph filter", "graph filter, groups"})
+    "name", sorted(set(EVERY_LAYER) - {"graph filter", "graph filter, groups", "differential"})
 )
 def test_difference_most_layers_have_no_flash_kernel(name):
     with pytest.raises(ValueError, match="does not run on a flash attention kernel"):

@@ -16,6 +16,7 @@ FORMULAS = {
     "high_pass": lambda A, identity: identity - A,
     "high_boost": lambda A, identity: 2.0 * identity - A,
     "band_pass": lambda A, identity: A @ (identity - A),
+    "twicing": lambda A, identity: 2.0 * A - A @ A,
 }
 CASES = [
     *(("first_order", order) for order in (1, 2, 5)),
@@ -35,7 +36,7 @@ def test_every_start_has_a_formula():
 @pytest.mark.parametrize("start", FORMULAS)
 @pytest.mark.parametrize(("name", "order"), CASES)
 def test_filters_start_as_named(start, name, order):
-    if start not in FILTERS[name].starts or (start == "band_pass" and order == 1):
+    if start not in FILTERS[name].starts or (STARTS[start][2] and order == 1):
         with pytest.raises(ValueError, match=r"order of at least 2|`start` must be one of"):
             named(name, order, start)
         return
@@ -48,7 +49,7 @@ def test_filters_start_as_named(start, name, order):
     np.testing.assert_allclose(to_numpy(matrix), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("start", ["high_pass", "band_pass"])
+@pytest.mark.parametrize("start", ["high_pass", "band_pass", "twicing"])
 def test_masked_kernels_start_as_named(start):
     plain = MaskedKernelAttention(2, 3, filter="chebyshev", order=2)
     layer = MaskedKernelAttention(2, 3, filter=Chebyshev(2, start=start))

@@ -22,7 +22,7 @@ from tests.numerics import float64_on_jax, randomise, to_numpy
 
 pytestmark = pytest.mark.slow_on("jax")
 
-DENSE = ("graph filter", "p-Laplacian", "AGF", "high frequencies", "ContraNorm")
+DENSE = ("graph filter", "differential", "p-Laplacian", "AGF", "high frequencies", "ContraNorm")
 FACTORED = ("no mask", "causal", "Causal", "Segments", "Exponential", "Product, segments")
 NAMES = [name for name in CASES if name.startswith(DENSE)]
 NAMES += [name for name in CASES if name.startswith(tuple(f"kernel, {x}" for x in FACTORED))]

@@ -8,13 +8,15 @@ from keras_graphattn.filters import FirstOrder, Jacobi, Monomial
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     ContraNorm,
+    EdgeAttention,
+    GatedDeltaRule,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
     PLaplacianAttention,
 )
 from keras_graphattn.masks import Causal, GatedDecay, RandomWalk, Segments, Tree
-from tests.layers.twins import EDGES, built, tokens, with_a_mask
+from tests.layers.twins import ALONG_EDGES, EDGES, IN_LAYER, built, tokens, with_a_mask
 
 SAME_LENGTH = "same length"
 WALKS, TREE = RandomWalk(), Tree([-1, 0])
@@ -53,6 +55,13 @@ REFUSED = {
         ({"attention_path": "fused"}, "`attention_path` must be one of"),
         ({"attention_path": "blockwise", "dropout": 0.1}, "only attention_path=.dense. forms"),
     ],
+    GatedDeltaRule: [
+        ({"convolution": 0}, r"`convolution`.*at least 1.*convolution=0"),
+        ({"order": 3}, "`order` is an option of a filter"),
+        ({"filter": "hermite"}, r"`filter` must be one of.*'hermite'"),
+        ({"sliding_window": 3}, "does not support `sliding_window`"),
+        ({"flash_attention": True}, "does not run on a flash attention kernel"),
+    ],
     AttentiveGraphFilter: [
         ({"order": 0}, r"`order`.*at least 1.*order=0"),
         ({"filter": "hermite"}, r"`filter` must be one of.*'hermite'"),
@@ -84,6 +93,17 @@ REFUSED = {
         ({"feature_chunk": 0}, "`feature_chunk`"),
         ({"order": 2}, "is an option of a filter"),
         ({"filter": "cubic"}, "`filter` must be one of"),
+        ({"sliding_window": 3}, "does not support `sliding_window`"),
+    ],
+    EdgeAttention: [
+        ({"order": 2}, "is an option of a filter"),
+        ({"expander_degree": 3}, "`expander_degree` must be even"),
+        ({"num_virtual_nodes": -1}, "`num_virtual_nodes` must be an integer of at least 0"),
+        ({"self_loops": 1}, "`self_loops` must be True or False"),
+        ({"num_nodes": 3}, "`num_nodes` is for a `graph` of edges.*no `graph`"),
+        ({"graph": EDGES, "edge_dim": 2}, "`edge_dim` is for features that come with each call"),
+        ({"graph": EDGES, "edge_features": [[1.0]]}, "a row for each row of `edges`"),
+        ({"graph": [[0, 0]]}, "must join two different nodes"),
         ({"sliding_window": 3}, "does not support `sliding_window`"),
     ],
     GraphKernelAttention: [
@@ -125,7 +145,7 @@ def test_wrong_scales_of_contra_norm(scale):
 
 
 GFA, P_LAPLACIAN, KERNEL = GraphFilterAttention, PLaplacianAttention, MaskedKernelAttention
-AGF, GKAT = AttentiveGraphFilter, GraphKernelAttention
+AGF, GKAT, DELTA = AttentiveGraphFilter, GraphKernelAttention, GatedDeltaRule
 BLOCKWISE = {"attention_path": "blockwise"}
 IDS = {"mask_inputs": {"segment_ids": np.zeros((2, 16), int)}}
 PAIRS = {"attention_mask": np.ones((16, 16), bool)}
@@ -153,6 +173,13 @@ CALLS = {  # the layer, what its call gets besides tokens, and the words of the 
         f"AGF, pairs {shape}": (AGF, {}, {"attention_mask": np.ones(shape, bool)}, KEYS)
         for shape in ((16, 16), (2, 16, 16), (2, 1, 16, 16))
     },
+    "delta rule, pairs": (DELTA, {}, PAIRS, KEYS),
+    "delta rule, inputs": (
+        DELTA,
+        {},
+        {"mask_inputs": {"ids": np.zeros((2, 16))}},
+        "segment_ids.*R",
+    ),
     "AGF, another length": (AGF, {"causal": True}, {"value": tokens(5)}, SAME_LENGTH),
     "dynamic walks, pairs": (GKAT, FOLLOWED, PAIRS, "attention_mask"),
     "gates, pairs": (KERNEL, {"mask": GatedDecay, "path": "dense"}, PAIRS, "hides their tokens"),
@@ -162,6 +189,14 @@ CALLS = {  # the layer, what its call gets besides tokens, and the words of the 
         r"computes \['log_gates'\]",
     ),
     "pairs in chunks": (KERNEL, {"mask": Causal, "path": "chunked"}, PAIRS, "forms the pairs.*Rec"),
+    "edges, later tokens": (ALONG_EDGES, IN_LAYER, {"use_causal_mask": True}, "is not causal"),
+    "edges, pairs": (ALONG_EDGES, IN_LAYER, PAIRS, r"shape \(B, 1, T\).*Received"),
+    "edges, a bias": (
+        *(ALONG_EDGES, IN_LAYER, {"attention_bias": np.zeros((16, 16), "float32")}),
+        "no matrix of scores.*`attention_bias`.*features",
+    ),
+    "edges, none given": (ALONG_EDGES, {}, {}, r"needs the tensors \['edges'\] at each call"),
+    "edges, another length": (ALONG_EDGES, {"graph": [[0, 1]]}, {}, "has 2 nodes, one for each"),
     "inputs without a mask": (KERNEL, {}, IDS, "this layer has no mask"),
     "a mask without inputs": (KERNEL, {"mask": Segments}, {}, "segment_ids"),
 }
@@ -184,6 +219,7 @@ RANKS = {
     "graph filter, fused": (lambda: GFA(2, 4, attention_path="fused"), (1, 2, 3, 6), FEATURES),
     "graph filter, groups": (lambda: GFA(2, 4, num_key_value_heads=1), (1, 2, 3, 6), FEATURES),
     "AGF": (lambda: AGF(2, 4), (1, 2, 3, 4), "one axis"),
+    "delta rule": (lambda: DELTA(2, 4), (1, 2, 3, 4), "one axis"),
     "GKAT": (lambda: GKAT(2, 4, mask=TREE), (1, 2, 3, 4), r"attends over one axis.*query\.shape"),
     "ContraNorm": (ContraNorm, (2, 3), r"`inputs` must have shape \(B, T, d\)"),
 }

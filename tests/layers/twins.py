@@ -19,7 +19,7 @@ from tests import reference, reference_kernel
 from tests import reference_topology as topology
 from tests.biases import registry
 from tests.filters import reference as filters
-from tests.layers.unseen_cases import CHANNELS, EDGES, LENGTH, PARENTS, PER_EXAMPLE, WALKS
+from tests.layers.unseen_cases import CHANNELS, EDGES, FEATURES, LENGTH, PARENTS, PER_EXAMPLE, WALKS
 from tests.numerics import randomise, to_numpy
 from tests.random_masks import joined_mask, visible_keys
 from tests.reference import apply_matrix, attention_matrix, project, project_out, projections
@@ -27,7 +27,10 @@ from tests.reference import apply_matrix, attention_matrix, project, project_out
 HEADS, SIZE = 4, 3
 GFA, P_LAPLACIAN = layers.GraphFilterAttention, layers.PLaplacianAttention
 AGF, HIGH = layers.AttentiveGraphFilter, layers.ScaledHighFrequencyAttention
+DIFFERENTIAL = layers.DifferentialAttention
 KERNEL, GKAT = layers.MaskedKernelAttention, layers.GraphKernelAttention
+ALONG_EDGES = layers.EdgeAttention
+DELTA = layers.GatedDeltaRule
 
 
 class Form(NamedTuple):
@@ -93,6 +96,34 @@ def graph_filter(layer, x, weights, call):
     seen, bias = sees(x, call, layer._sliding_window), bias_of(layer, x, weights)
     matrix = attention_matrix(query, key, seen, bias)
     return attended(layer, x, weights, call, matrix), matrix
+
+
+def differential(layer, x, weights, call):
+    """A_1 - lambda A_2 of pairs of heads, and the norm of version 1."""
+    query, key, value = (project(x, weights, name) for name in ("query", "key", "value"))
+    queries = query.unflatten(2, (-1, 2)).unbind(3)
+    keys = (key, key) if layer.version == 2 else key.unflatten(2, (-1, 2)).unbind(3)
+    keys = [k.repeat_interleave(HEADS // k.shape[2], 2) for k in keys]
+    value = value.repeat_interleave(HEADS // value.shape[2], 2)
+    seen = sees(x, call or {"use_causal_mask": False}, layer._sliding_window)
+    first, second = (attention_matrix(*pair, seen) for pair in zip(queries, keys, strict=True))
+    start = 0.8 - 0.6 * np.exp(-0.3 * (layer.layer_index or 0))
+    if layer.version == 2:
+        factor = torch.sigmoid(project(x, weights, "lambda")).permute(0, 2, 1, 3)
+    else:
+        grown = torch.exp((weights["lambda/query"] * weights["lambda/key"]).sum(-1))
+        factor = grown[0] - grown[1] + start
+    matrix = first - factor * second
+    applied = matrix
+    if layer.filter is not None:
+        applied = filters.matrix(layer.filter, matrix, weights) * seen.any(-1, keepdim=True)
+    if visible_keys(call) is not None:
+        value = value * torch.tensor(visible_keys(call))[:, :, None, None]
+    outputs = apply_matrix(applied, value)
+    if layer.version == 1:
+        size = torch.sqrt((outputs**2).mean(-1, keepdim=True) + 1e-5)
+        outputs = (1 - start) * weights["norm/scale"] * outputs / size
+    return project_out(outputs, weights), matrix
 
 
 def p_laplacian(layer, x, weights, call):
@@ -196,6 +227,104 @@ def dynamic_walks(layer, x, weights, call, edges):
     attention = torch.exp(scores) * torch.stack(each) * seen
     attention = attention / attention.sum(-1, keepdim=True).clamp(min=1e-300)
     return project_out(apply_matrix(attention, project(x, weights, "value")), weights), attention
+
+
+def random_cycles(layer, nodes):
+    """The edges (source, target) of a layer's expander through the nodes, with Python integers."""
+
+    def wrapped(x):  # to the integers of int32
+        return (x + 2**31) % 2**32 - 2**31
+
+    def key(node, factor, start, step):
+        x = wrapped(node * (factor | 1) + start)
+        x = wrapped(x * (2 * x + 1) + step)
+        return wrapped(x * (2 * x + 1)) // 2
+
+    count, edges = layer.expander_degree // 2, []
+    for numbers in np.random.default_rng(layer.seed).integers(0, 2**31 - 1, (count, 3)):
+        order = sorted(nodes, key=lambda node, n=numbers: key(node, *map(int, n)))
+        edges += zip(order, order[1:] + order[:1], strict=True)
+    edges += [edge[::-1] for edge in edges]
+    return [edge for edge in edges if edge[0] != edge[1]]
+
+
+def along_edges(layer, x, weights, call):
+    """Exponentials of all edges, one by one, in a matrix; then those of virtual nodes."""
+    query, key, _ = projections(x, weights)
+    batch, length = x.shape[:2]
+    keys = visible_keys(call)
+    keys = np.ones((batch, length), bool) if keys is None else keys
+    queries, matrices = call.get("query_mask", np.ones((batch, length), bool)), []
+    for b in range(batch):
+        edges = [*EDGES.tolist(), *EDGES[:, ::-1].tolist()]
+        factors = np.zeros((len(edges), layer.num_edge_features))
+        if layer.num_edge_features:
+            factors[:, :3] = np.tile(FEATURES, (2, 1))
+        further = [[(t, t) for t in range(length)]] if layer.self_loops else []
+        if layer.expander_degree:
+            further.append(random_cycles(layer, np.flatnonzero(keys[b]).tolist()))
+        for place, kind in enumerate(further):
+            marks = np.zeros((len(kind), layer.num_edge_features))
+            if layer.num_edge_features:
+                marks[:, 3 + place] = 1.0
+            edges, factors = edges + kind, np.concatenate([factors, marks])
+        edges = np.array(edges)
+        products = query[b, edges[:, 1]] * key[b, edges[:, 0]] / SIZE**0.5  # (E, N, H)
+        if layer.num_edge_features:
+            products = products * (1 + project(torch.tensor(factors)[None], weights, "edge")[0])
+        seen = queries[b, edges[:, 1]] & keys[b, edges[:, 0]]
+        sizes = torch.exp(products.sum(-1)) * torch.tensor(seen)[:, None]
+        ends = torch.eye(length, dtype=x.dtype)[edges]  # (E, 2, T)
+        matrix = torch.einsum("en,et,es->nts", sizes, ends[:, 1], ends[:, 0])
+        total = matrix.sum(-1, keepdim=True)
+        if layer.num_virtual_nodes:
+            sees_keys = torch.tensor(queries[b] & keys[b].any())[:, None]
+            from_virtual, to_virtual = weights["virtual/key"], weights["virtual/query"]
+            out = torch.exp(torch.einsum("tnh,vnh->ntv", query[b], from_virtual) / SIZE**0.5)
+            into = torch.einsum("vnh,snh->nvs", to_virtual, key[b]) / SIZE**0.5
+            total = total + out.sum(-1, keepdim=True)
+            matrix = matrix + sees_keys * out @ reference.softmax(into, torch.tensor(keys[b]))
+        matrices.append(matrix / total.clamp(min=1e-300))
+    matrix = torch.stack(matrices)
+    return attended(layer, x, weights, call, matrix), matrix
+
+
+def gated_delta_rule(layer, x, weights, call, ids=None):
+    """Each segment of an example without its padding, as a sequence by itself."""
+    seen = np.ones(x.shape[:2], bool) if ids is None else ids >= 0
+    for mask in call.values():
+        seen = seen & (mask if np.ndim(mask) == 2 else True)
+    ids = np.zeros(x.shape[:2], int) if ids is None else ids
+    matrix, values = (0.0 * part for part in delta_rule_of(x, weights))  # of the right shapes
+    for example, segment in sorted({(e, s) for e in range(len(x)) for s in ids[e]}):
+        places = torch.tensor(np.flatnonzero(seen[example] & (ids[example] == segment)))
+        if len(places):
+            one, value = delta_rule_of(x[example, places][None], weights)
+            values = values.index_put((torch.tensor(example), places), value[0])
+            pairs = (places[:, None], places[None, :])
+            rows = matrix[example].permute(1, 2, 0).index_put(pairs, one[0].permute(1, 2, 0))
+            matrix = matrix.index_put((torch.tensor(example),), rows.permute(2, 0, 1))
+    wanted = matrix if layer.filter is None else filters.matrix(layer.filter, matrix, weights)
+    outputs = apply_matrix(wanted, values) * torch.tensor(seen)[:, :, None, None]
+    norm = (outputs**2).mean(-1, keepdim=True) + 1e-5
+    outputs = outputs / norm.sqrt() * weights["norm_scale"]
+    if "gate/kernel" in weights:
+        outputs = outputs * torch.nn.functional.silu(project(x, weights, "gate"))
+    return project_out(outputs, weights), matrix
+
+
+def delta_rule_of(x, weights):
+    """The matrix of a whole sequence, and its values."""
+    parts = []
+    for name in ("query", "key", "value"):
+        part, kernel = project(x, weights, name), weights.get(f"{name}_convolution/kernel")
+        kernel = torch.ones_like(part[0, :1]) if kernel is None else kernel
+        parts.append(reference.short_convolution(part, kernel))
+    query, key = (p / ((p**2).sum(-1, keepdim=True) + 1e-6).sqrt() for p in parts[:2])
+    step = torch.nn.functional.softplus(x @ weights["decay/kernel"] + weights["rate_bias"])
+    decay = torch.exp(-torch.exp(weights["log_rate"]) * step)
+    strength = torch.sigmoid(x @ weights["strength/kernel"])
+    return reference.delta_rule_matrix(query / SIZE**0.5, key, decay, strength), parts[2]
 
 
 def of_walks(weights, length):
@@ -328,6 +457,33 @@ family(
         "fused, Legendre, groups": {**FUSED, **GROUPS, "filter": "legendre"},
     },
 )
+for _name, _gradients, _forms in (  # of version 1
+    (
+        "differential",
+        1e-4,
+        {"default": {"layer_index": 3}, "blockwise, groups": {**BLOCKS, **GROUPS}},
+    ),
+    (  # the norm takes the size of H away, so the gradients of a filter nearly cancel
+        "differential, filters",
+        1e-3,
+        {
+            "groups, Jacobi": {**GROUPS, "filter": jacobi("jacobi")},
+            "fused, monomial": {**FUSED, "filter": jacobi("monomial", 2)},
+        },
+    ),
+):
+    family(_name, DIFFERENTIAL, differential, _forms, tolerance=(2e-6, _gradients))
+family(
+    "differential 2",
+    DIFFERENTIAL,
+    differential,
+    {
+        "default": {"version": 2},
+        "groups, first-order filter": {**GROUPS, "version": 2, "filter": "first_order"},
+        "blockwise, Legendre filter": {**BLOCKS, "version": 2, "filter": "legendre"},
+        "fused, groups, filter": {**FUSED, **GROUPS, "version": 2, "filter": "first_order"},
+    },
+)
 family(
     "p-Laplacian",
     P_LAPLACIAN,
@@ -423,6 +579,27 @@ family(
     **BOUND,
 )
 family(
+    "delta rule",
+    DELTA,
+    gated_delta_rule,
+    {
+        "default": {},
+        "plain": {"convolution": None, "use_gate": False},
+        "Chebyshev filter": {"value_dim": 5, "filter": "chebyshev", "order": 2},
+    },
+    masks="tokens",
+    **LOOSE,
+)
+family(
+    "delta rule, packed",
+    DELTA,
+    partial(gated_delta_rule, ids=PER_EXAMPLE["segment_ids"]),
+    {"default": {}},
+    call=SEGMENTS,
+    masks="tokens",
+    **BOUND,
+)
+family(
     "kernel, tree",
     KERNEL,
     partial(kernel, matrix=of_tree),
@@ -465,3 +642,31 @@ for _name, _mask, _call, _edges in (
         masks="padding",
         **BOUND,
     )
+EDGES_OF_CALL = {name: PER_EXAMPLE[name] for name in ("edges", "edge_features")}
+IN_LAYER = {"graph": EDGES, "num_nodes": LENGTH}
+WITH_FEATURES = {**IN_LAYER, "edge_features": FEATURES}
+BEYOND = {"expander_degree": 4, "num_virtual_nodes": 2, "seed": 5}
+family(
+    "edges",
+    ALONG_EDGES,
+    along_edges,
+    {
+        "default": IN_LAYER,
+        "without loops": {**IN_LAYER, "self_loops": False},
+        "features": WITH_FEATURES,
+        "expander": {**IN_LAYER, "expander_degree": 2, "seed": 3},
+        "virtual nodes, Chebyshev": {**IN_LAYER, "num_virtual_nodes": 3, "filter": "chebyshev"},
+        "all, first order": {**WITH_FEATURES, **BEYOND, "filter": "first_order"},
+    },
+    masks="tokens",
+    **BOUND,
+)
+family(
+    "edges per example",
+    ALONG_EDGES,
+    along_edges,
+    {"all, Chebyshev": {**BEYOND, "edge_dim": 3, "filter": "chebyshev"}},
+    call={"mask_inputs": EDGES_OF_CALL},
+    masks="tokens",
+    **BOUND,
+)

@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_graphattn import layers, masks
 from keras_graphattn.filters import Jacobi
+from keras_graphattn.graphs import Graph
 from keras_graphattn.layers.token_layer import TokenLayer
 from tests.biases import registry
 
@@ -22,6 +23,7 @@ SPLIT = 10  # tokens from here on are padding, the future, another segment or co
 PARENTS = np.array([-1, 0, 0, 1, 1, 2, 3, 5, 7, 8, -1, 10, 10, 11, 13, -1])
 EDGES = np.array([[p, i] for i, p in enumerate(PARENTS) if p >= 0] + [[2, 4], [0, 9], [12, 14]])
 WEIGHTS = np.linspace(0.5, 1.5, len(EDGES))
+FEATURES = np.random.default_rng(4).standard_normal((len(EDGES), 3)).astype("float32")
 
 
 def _walks():
@@ -49,6 +51,7 @@ PER_EXAMPLE = {
     "parents": np.repeat(PARENTS[None], BATCH, axis=0).astype("int32"),
     "edges": np.repeat(EDGES[None], BATCH, axis=0).astype("int32"),
     "edge_weights": np.repeat(WEIGHTS[None], BATCH, axis=0).astype("float32"),
+    "edge_features": np.repeat(FEATURES[None], BATCH, axis=0),
     "walks": np.repeat(WALKS[None], BATCH, axis=0),
     **registry.INPUTS,
 }
@@ -59,6 +62,7 @@ class Case(NamedTuple):
     make: Callable[[], Any]
     pairwise: bool = True  # takes an attention mask for each pair of positions
     causal: bool = True  # can be called with use_causal_mask=True
+    segments: bool = False  # takes `segment_ids` without a mask
     components: bool = False  # its mask, of the constructor, has the two components
 
 
@@ -68,7 +72,7 @@ def dense(kind: type, *, causal: bool = True, **options: Any) -> Case:
 
 GFA, AGF = layers.GraphFilterAttention, layers.AttentiveGraphFilter
 P_LAPLACIAN, GKAT = layers.PLaplacianAttention, layers.GraphKernelAttention
-KERNEL = layers.MaskedKernelAttention
+KERNEL, DIFFERENTIAL = layers.MaskedKernelAttention, layers.DifferentialAttention
 
 CASES: dict[str, Case] = {
     "graph filter": dense(GFA),
@@ -79,6 +83,10 @@ CASES: dict[str, Case] = {
     ),
     "graph filter, fused": dense(GFA, attention_path="fused"),
     "graph filter, window": dense(GFA, sliding_window=3, attention_path="blockwise", block_size=5),
+    "differential": dense(DIFFERENTIAL),
+    "differential, version 2": dense(DIFFERENTIAL, version=2, filter="first_order"),
+    "differential, blockwise": dense(DIFFERENTIAL, attention_path="blockwise", block_size=5),
+    "differential, fused": dense(DIFFERENTIAL, version=2, attention_path="fused"),
     "p-Laplacian, window": dense(P_LAPLACIAN, sliding_window=3, attention_path="dense"),
     "p-Laplacian, dense": dense(P_LAPLACIAN, attention_path="dense"),
     "p-Laplacian, blockwise": dense(P_LAPLACIAN, attention_path="blockwise", block_size=5),
@@ -88,6 +96,12 @@ CASES: dict[str, Case] = {
     "AGF, causal": Case(lambda: AGF(HEADS, SIZE, causal=True), pairwise=False),
     "AGF, learned constant": Case(
         lambda: AGF(HEADS, SIZE, learned_constant=True), pairwise=False, causal=False
+    ),
+    "delta rule": Case(lambda: layers.GatedDeltaRule(HEADS, SIZE), pairwise=False),
+    "delta rule, packed, filter": Case(
+        lambda: layers.GatedDeltaRule(HEADS, SIZE, filter="first_order"),
+        pairwise=False,
+        segments=True,
     ),
     "ContraNorm": Case(lambda: layers.ContraNorm(0.3), pairwise=False, causal=False),
     **{
@@ -193,10 +207,29 @@ for _name in ("RandomWalk", "RandomWalk per example", "GraphDiffusion", "Segment
             lambda make=_make, options=_options: GKAT(HEADS, SIZE, mask=make(), **options),
             components=_components,
         )
+EDGES_ONLY = {
+    "in the layer": {"graph": EDGES, "num_nodes": LENGTH},
+    "features, filter": {
+        "graph": Graph(EDGES, edge_features=FEATURES, num_nodes=LENGTH),
+        "filter": "chebyshev",
+    },
+    "per example": {"filter": "first_order"},
+    "per example, features": {"edge_dim": 3, "self_loops": False},
+    "expander": {"expander_degree": 4, "filter": "first_order", "seed": 0},
+    "virtual nodes": {"num_virtual_nodes": 2, "filter": "chebyshev"},
+}
+for _name, _options in EDGES_ONLY.items():
+    CASES[f"edges, {_name}"] = Case(
+        lambda options=_options: layers.EdgeAttention(HEADS, SIZE, **options),
+        pairwise=False,
+        causal=False,
+        components="graph" in _options,
+    )
 
 
 def mask_of(layer: Any) -> Any:
-    return getattr(layer, "mask", None)
+    """What takes inputs at each call: the layer's mask, or the layer itself."""
+    return layer if hasattr(layer, "inputs_at_call") else getattr(layer, "mask", None)
 
 
 def kinds_of(name: str) -> list[str]:
@@ -212,11 +245,19 @@ def kinds_of(name: str) -> list[str]:
         kinds.append("pairs")
     if getattr(layer, "sliding_window", None):
         kinds.append("window")
-    for given in getattr(mask, "given_inputs", ()):
+    joins = any(getattr(layer, name, 0) for name in ("expander_degree", "num_virtual_nodes"))
+    for given in () if joins else inputs_of(name, mask):
         kinds.append(APART.get(given, "component"))
     if case.components:
         kinds.append("component")
     return list(dict.fromkeys(kinds))
+
+
+def inputs_of(name: str, mask: Any) -> tuple[str, ...]:
+    """The tensors that come with each call of a case."""
+    if name in CASES and CASES[name].segments:
+        return ("segment_ids",)
+    return getattr(mask, "given_inputs", getattr(mask, "inputs_at_call", ()))
 
 
 class Scene(NamedTuple):
@@ -229,7 +270,7 @@ def scene(name: str, kind: str, layer: Any) -> Scene:
     """The call of a case, which tokens are unseen in it, and the rows that may not see them."""
     mask = mask_of(layer)
     call: dict[str, Any] = {}
-    inputs = getattr(mask, "given_inputs", ())
+    inputs = inputs_of(name, mask)
     if inputs:
         call["mask_inputs"] = {given: PER_EXAMPLE[given] for given in inputs}
     bias = getattr(layer, "bias", None)

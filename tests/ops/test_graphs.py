@@ -7,8 +7,9 @@ from keras import ops
 
 from keras_graphattn.masks import GraphDiffusion, Hypercube, RandomWalk
 from keras_graphattn.masks.graphs.edges import read_graph, spectral_radius, transition_matrix
-from keras_graphattn.masks.graphs.sparse import SparseMatrix, add_rows
+from keras_graphattn.masks.graphs.sparse import SparseMatrix
 from keras_graphattn.masks.graphs.walks import random_walks
+from keras_graphattn.numerics.segments import add_rows
 from tests import reference_topology as reference
 from tests.numerics import assert_close, to_numpy, value_and_gradients
 

@@ -23,7 +23,7 @@ from keras_graphattn.masks.graphs.sparse import SparseMatrix
 from keras_graphattn.masks.graphs.walks import ExampleWalks
 from keras_graphattn.masks.trees.sweeps import exponential_product_of_batch
 from keras_graphattn.masks.trees.tables import table_product_of_batch
-from keras_graphattn.operators import BlockwiseOperator, Visibility
+from keras_graphattn.operators import BlockwiseOperator, EdgeOperator, Visibility
 from keras_graphattn.operators.p_laplacian import pair_distances
 from keras_graphattn.ops import (
     exponential_tree_product,
@@ -66,6 +66,7 @@ EXACT = 1e-4  # of twins in float64
 ROWS, HEADS, WIDTH = 7, 2, 3
 PARENTS = [-1, 0, 1, 1, 0, 4, 5]
 BATCH = np.array([[-1, 0, 1, 1, 0, 4, 5], [-1, -1, 1, 2, 3, 2, 0]], "int32")
+DIRECTED = [[1, 0], [0, 1], [2, 1], [5, 1], [5, 1], [4, 5], [6, 4], [3, 3], [-1, -1]]
 LENGTHS = np.random.default_rng(3).uniform(0.2, 1.0, 7)
 RANDOM = np.random.default_rng(2)
 
@@ -108,6 +109,11 @@ def twice(**parts):
 
 def once(q, k, x):
     return BlockwiseOperator(q, k, masked(causal=True, keys=True), block_size=3)(x)
+
+
+def along_edges(q, k, x):
+    operator = EdgeOperator(q, k, ops.convert_to_tensor(np.array([DIRECTED], "int32")))
+    return operator(operator(x))
 
 
 def tree_product(path):
@@ -166,6 +172,7 @@ CASES = {
         twice(causal=True, keys=True, queries=True, entries=True, window=True), attention_arrays()
     ),
     "once": Case(once, attention_arrays()),
+    "edges": Case(along_edges, attention_arrays(), ("operators.edges",)),
     "tree, levels": Case(tree_product("levels"), NODES, ("trees.sweeps.Sweeps",)),
     "tree, scan": Case(tree_product("scan"), NODES),
     "tree, doubling": Case(tree_product("doubling"), NODES),

@@ -1,5 +1,7 @@
 """Causal language models: their texts and tokens, and the whole recipe with a tiny model."""
 
+from types import SimpleNamespace
+
 import keras
 import keras_hub
 import numpy as np
@@ -7,9 +9,11 @@ import pytest
 
 import keras_graphattn
 from recipes.causal_lm.__main__ import RECIPE
-from recipes.causal_lm.data import Bytes, Pieces, Words, count_words, per_word, read, split
+from recipes.causal_lm.data import Bytes, Pieces, Words, count_words, read, split
+from recipes.causal_lm.model import _from_scratch, of_layers
 from recipes.common.command.parsing import UsageError
 from tests.compiling import compiled_once
+from tests.numerics import randomise, to_numpy
 from tests.recipes.command_line import history_of, results_of, run
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
@@ -73,13 +77,6 @@ def test_bytes_and_words_come_back():
     assert words.decode(numbers[:5]) == "the cat sat \n the"
     assert words.decode(words.encode("the bird")) == "the <unk>"
     assert len(words.encode("a\n")) == count_words("a\n") == 2
-
-
-def test_a_perplexity_per_word_is_the_whole_texts_probability_by_the_word():
-    rng = np.random.default_rng(0)
-    log_probabilities = np.log(rng.uniform(0.1, 1.0, 12))
-    expected = np.exp(-log_probabilities.sum() / 3)
-    assert per_word(-log_probabilities.mean(), 12, 3) == pytest.approx(expected)
 
 
 TEXT = "".join(
@@ -146,6 +143,41 @@ def test_the_best_model_reloads_and_has_the_test_perplexity(output):
     words = results["words"]["test"]
     expected = np.exp(np.sum(lost) / words)
     assert run["test_perplexity_per_word"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_model_of_layers_is_gpt_2():
+    sizes = {"layers": 2, "d_model": 8, "heads": 2, "feed_forward": 12, "dropout": 0.0}
+    options = SimpleNamespace(**sizes, context=7)
+
+    def attention(index, name):
+        return keras.layers.MultiHeadAttention(2, 4, name=name)
+
+    ours, theirs = of_layers(11, options, 0, attention), _from_scratch(11, options)
+    randomise(theirs)
+    place = {"attention_norm": "self_attention_layer_norm", "attention": "self_attention"}
+    place |= {"hidden": "feedforward_intermediate_dense", "output": "feedforward_output_dense"}
+    place |= {"norm": "feedforward_layer_norm"}
+    values = {weight.path: weight for weight in theirs.weights}
+    for weight in ours.weights:
+        path = weight.path.replace("last_norm", "layer_norm")
+        if path.startswith("block_"):
+            block, part = path.split("/")[0].removeprefix("block_").split("_", 1)
+            path = path.replace(f"block_{block}_{part}", place[part], 1)
+            path = f"transformer_layer_{int(block) - 1}/{path}"
+        weight.assign(values.pop(path))
+    assert not values
+    tokens = np.arange(7)[None] % np.array([[11], [3]])
+    inputs = {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}
+    np.testing.assert_allclose(to_numpy(ours(inputs)), to_numpy(theirs(inputs)), atol=1e-5)
+
+
+def test_a_model_of_layers_trains_is_kept_and_continues_a_prompt(text_file, tmp_path):
+    own = f"--data-dir {text_file} --attention differential --skip-saved-model"
+    (found,) = run(RECIPE, tmp_path, own, SIZES, TRAINING)["runs"]
+    assert found["test_perplexity"] < 40
+    assert len(found["sample"]) == len(TEST[:8]) + 6
+    layer = keras.saving.load_model(tmp_path / "model.keras").get_layer("block_1_attention")
+    assert (layer.num_heads, layer.value_dim, layer.layer_index) == (1, 8, 0)
 
 
 def tokenizer():

@@ -58,7 +58,7 @@ def test_only_nodes_of_a_part_count():
 
 
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("attention", ["gcn", "gat", "graph_kernel"])
+@pytest.mark.parametrize("attention", ["gcn", "gat", "edges", "graph_kernel"])
 def test_the_loss_is_that_of_labelled_nodes_and_the_penalty(attention):
     options = RECIPE.parse([*MODEL, "--dropout", "0", "--penalty", "0.01"])
     training = prepare(RECIPE.trial(data.karate_club(), attention, options))

@@ -32,7 +32,7 @@ from keras_graphattn.masks.graphs.edges import (
     repeated_edges,
     spectral_radius,
 )
-from keras_graphattn.masks.graphs.sparse import SparseMatrix, add_rows
+from keras_graphattn.masks.graphs.sparse import SparseMatrix
 from keras_graphattn.masks.inputs import Arrays, Flags, Length, Tensors, either
 from keras_graphattn.masks.mask import (
     MaskOptions,
@@ -48,6 +48,7 @@ from keras_graphattn.masks.mask import (
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
 from keras_graphattn.numerics.precision import largest, take
+from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 OPERATORS = ("laplacian", "normalized_laplacian", "adjacency")

@@ -12,8 +12,8 @@ import scipy.sparse
 from keras import ops
 
 from keras_graphattn.checks import Array, Sizes, numpy_of, optional, whole
-from keras_graphattn.masks.graphs.sparse import add_rows
 from keras_graphattn.numerics.precision import size_tensor, take, take_along
+from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 Graph: TypeAlias = scipy.sparse.csr_array  # of edge weights: symmetric, with no diagonal
@@ -264,21 +264,22 @@ def repeated_edges(edges: Array) -> tuple[Array, Array]:
     return places[order[same + 1]], places[order[same]]
 
 
-def disagreeing(weights: Array, later: Array, earlier: Array) -> Array:
-    """Which pairs of places have weights that differ by more than rounding."""
-    one, other = weights[later], weights[earlier]
-    return np.flatnonzero(np.abs(one - other) > SAME_WEIGHT * np.maximum(one, other))
+def disagreeing(numbers: Array, later: Array, earlier: Array) -> Array:
+    """Which pairs of places have numbers (places, ...) that differ by more than rounding."""
+    one, other = numbers[later], numbers[earlier]
+    apart = np.abs(one - other) > SAME_WEIGHT * np.maximum(np.abs(one), np.abs(other))
+    return np.flatnonzero(apart.any(axis=(*range(1, apart.ndim),)))
 
 
 def edges_once(
-    edges: Int[Tensor, "B E 2"], edge_weights: Float[Tensor, "B E"] | None, length: Any
-) -> tuple[Int[Tensor, "B E 2"], Float[Tensor, "B E"] | None, Bool[Tensor, " B"]]:
+    edges: Int[Tensor, "B E 2"], numbers: Float[Tensor, "B E C"] | None, length: Any
+) -> tuple[Int[Tensor, "B E 2"], Float[Tensor, "B E C"] | None, Bool[Tensor, " B"]]:
     """Each edge of a batch once, even if it is given several times or in both directions.
 
-    Returns three tensors. The first has the sorted edges, smaller node first; repeated edges are
-    padding (-1). The second has their weights: the mean of the weights of an edge, so that each of
-    these gets its part of the gradient. The third says which examples have an edge with two
-    different weights.
+    `numbers` are weights or features of edges. Returns three tensors. The first has the sorted
+    edges, smaller node first; repeated edges are padding (-1). The second has their numbers: the
+    mean of the numbers of an edge, so that each of these gets its part of the gradient. The third
+    says which examples have an edge with two different numbers.
     """
     last = size_tensor(length, "int32")
     is_edge = ops.all(edges >= 0, axis=-1)
@@ -293,21 +294,23 @@ def edges_once(
     is_edge = low < last
     first = ops.logical_and(is_edge, ops.logical_not(again))
     once = ops.where(first[..., None], ops.stack([low, high], axis=-1), ops.cast(-1, "int32"))
-    if edge_weights is None:
+    if numbers is None:
         return once, None, ops.zeros_like(low[:, 0], dtype="bool")
-    weights = ops.where(is_edge, take_along(edge_weights, order, axis=1), 0.0)
-    batch, count = ops.shape(low)
+    order = ops.broadcast_to(order[..., None], ops.shape(numbers))
+    numbers = ops.where(is_edge[..., None], take_along(numbers, order, axis=1), 0.0)
+    batch, count, width = ops.shape(numbers)
     start = ops.arange(batch, dtype="int32")[:, None] * count
     # the number of each edge's run of equal edges
     runs = ops.maximum(ops.cumsum(ops.cast(first, "int32"), axis=1) - 1, 0) + start
     runs = ops.reshape(runs, (-1,))
-    sums = ops.stack([weights, ops.cast(is_edge, weights.dtype)], axis=-1)  # (B, E, 2)
-    sums = take(add_rows(ops.reshape(sums, (-1, 2)), runs, batch * count), runs, axis=0)
-    mean = ops.reshape(sums[:, 0] / ops.maximum(sums[:, 1], 1.0), (batch, count))
-    before = ops.concatenate([weights[:, :1], weights[:, :-1]], axis=1)
-    apart = ops.abs(weights - before) > SAME_WEIGHT * ops.maximum(weights, before)
-    conflict = ops.logical_and(ops.logical_and(again, is_edge), apart)
-    return once, ops.where(first, mean, 1.0), ops.any(conflict, axis=1)
+    ones = ops.cast(is_edge, numbers.dtype)[..., None]
+    sums = ops.reshape(ops.concatenate([numbers, ones], axis=-1), (batch * count, width + 1))
+    sums = take(add_rows(sums, runs, batch * count), runs, axis=0)
+    mean = ops.reshape(sums[:, :-1] / ops.maximum(sums[:, -1:], 1.0), (batch, count, width))
+    before = ops.concatenate([numbers[:, :1], numbers[:, :-1]], axis=1)
+    apart = ops.abs(numbers - before) > SAME_WEIGHT * ops.maximum(ops.abs(numbers), ops.abs(before))
+    conflict = ops.logical_and(ops.logical_and(again, is_edge), ops.any(apart, axis=-1))
+    return once, ops.where(first[..., None], mean, 1.0), ops.any(conflict, axis=1)
 
 
 def _order_of_pairs(

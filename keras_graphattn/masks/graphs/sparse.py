@@ -1,4 +1,4 @@
-"""Products with constant sparse matrices, and sums of rows with one target, on every backend.
+"""Products with constant sparse matrices on every backend.
 
 A constant matrix is split into classes of rows with a similar number of entries. Each class takes
 a few gathers and one weighted sum, with no scatter. On a CPU this is two to six times faster than a
@@ -6,7 +6,6 @@ segment sum on jax and TensorFlow, also under XLA. torch's own CSR product is ev
 gradient of a product is the product with the transpose, so it has no scatters either.
 """
 
-import math
 import warnings
 from collections.abc import Callable
 from functools import cached_property
@@ -76,26 +75,6 @@ def _torch_numbers(numbers: Array, like: Tensor) -> Int[Tensor, " rows"]:
     import torch
 
     return torch.tensor(numbers, dtype=torch.int64, device=like.device)
-
-
-def add_rows(
-    x: Float[Tensor, "rows ..."], targets: Int[Tensor, " rows"], count: Any, ordered: bool = False
-) -> Float[Tensor, "count ..."]:
-    """The sums of the rows of `x` that have the same target; `ordered` targets never decrease.
-
-    `keras.ops.segment_sum` on torch is 12 to 64 times slower than torch's own sums.
-    """
-    if keras.backend.backend() != "torch":
-        jax_order = ordered and keras.backend.backend() == "jax"
-        return ops.segment_sum(x, targets, count, sorted=jax_order)
-    rows = x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 would fail for a tensor of no rows
-    sums = rows.new_zeros((count, rows.shape[1]))
-    targets = targets.long()
-    if traced_by_torch():  # an export of `index_add` to ONNX is wrong where targets repeat
-        sums = sums.scatter_add(0, targets[:, None].expand(rows.shape), rows)
-    else:
-        sums = sums.index_add(0, targets, rows)
-    return sums.reshape(count, *x.shape[1:])
 
 
 class SparseMatrix(TorchConstants):

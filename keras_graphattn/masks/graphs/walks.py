@@ -44,7 +44,7 @@ from keras_graphattn.masks.graphs.edges import (
     read_graph,
     transition_matrix,
 )
-from keras_graphattn.masks.graphs.sparse import SparseMatrix, add_rows
+from keras_graphattn.masks.graphs.sparse import SparseMatrix
 from keras_graphattn.masks.inputs import Length, Tensors, marked
 from keras_graphattn.masks.mask import (
     MaskOptions,
@@ -60,6 +60,7 @@ from keras_graphattn.masks.mask import (
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
 from keras_graphattn.numerics.precision import at_least_float32, matmul, pad, take
+from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Float, Int, Tensor
 
 Coefficients = Float[Tensor, "L N"]  # of each step and head

@@ -27,11 +27,12 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.checks import checked, instance, one_of, optional, tensor
-from keras_graphattn.masks.graphs.sparse import RowNumbers, add_rows
+from keras_graphattn.masks.graphs.sparse import RowNumbers
 from keras_graphattn.masks.trees.forest import Forest, flat_lengths, flat_parents, jumps
 from keras_graphattn.numerics.blocks import where_needed
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, kept_with
 from keras_graphattn.numerics.precision import constant, size_tensor, take
+from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 Signal = Float[Tensor, "n N C"]

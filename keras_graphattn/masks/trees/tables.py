@@ -31,11 +31,12 @@ import scipy.sparse
 from keras import ops
 
 from keras_graphattn.checks import checked, instance, one_of, optional, tensor
-from keras_graphattn.masks.graphs.sparse import RowNumbers, SparseMatrix, add_rows
+from keras_graphattn.masks.graphs.sparse import RowNumbers, SparseMatrix
 from keras_graphattn.masks.toeplitz import tiled_toeplitz_product, toeplitz_product
 from keras_graphattn.masks.trees.forest import Forest, Nodes, flat_parents
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, kept_with
 from keras_graphattn.numerics.precision import pad, take
+from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Float, Int, Tensor
 
 Signal = Float[Tensor, "n N C"]

@@ -33,7 +33,11 @@ from recipes.common.command.parsing import (
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "keras_graphattn"
-GRAPH_ATTENTIONS = ("softmax", "gfsa", "gcn", "gat", "graph_kernel", "graph_masked_kernel")
+REMEDIES = ("scaled_high_frequency", "contra_norm")  # against tokens that become alike
+GRAPH_ATTENTIONS = (
+    *("softmax", "gfsa", *REMEDIES),
+    *("gcn", "gat", "edges", "graph_kernel", "graph_masked_kernel"),
+)
 # Defaults of the options of all recipes on graphs, and of those that classify graphs.
 WALKS = {"walks": 20, "walk_length": 4, "data_seed": 0, "cache_dir": CACHE}
 CLASSIFIER = {"choose_by": "accuracy", "graph_size": False, "buckets": 4, "decay": False}
@@ -145,6 +149,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "feature_map": {
         "choices": NamesIn("keras_graphattn.feature_maps", "FEATURE_MAPS"),
         "help": "of kernel attention: %(choices)s [relu]",
+    },
+    "expander_degree": {
+        "type": at_least(0),
+        "help": "of the random graph beside the edges, an even number [0: none]",
+    },
+    "num_virtual_nodes": {
+        "type": at_least(0),
+        "help": "nodes that all nodes see, and that see all of them [0]",
     },
     RATE: {
         "type": _ABOVE_0,

@@ -89,6 +89,8 @@ def classifier(trial: Trial, replaced: Sequence[int], *, load_weights: bool = Tr
             )
         arguments["mask"] = BlockToeplitz((form.grid,) * 2, num_prefix_tokens=form.prefix)
     kind = ATTENTIONS[attention].convert
+    if kind is None:
+        raise UsageError(f"--attention {attention}: no --preset has it, only models from scratch")
     try:
         return keras_graphattn.convert(network, kind, list(replaced), **arguments)
     except ValueError as error:

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from keras_graphattn.masks.graphs.sparse import add_rows
+from keras_graphattn.numerics.segments import add_rows
 
 Tensor = Any
 

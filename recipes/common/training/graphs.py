@@ -14,6 +14,7 @@ import keras
 from keras import layers, ops
 
 from keras_graphattn.layers import (
+    EdgeAttention,
     GraphKernelAttention,
     GraphMaxPooling,
     GraphMeanPooling,
@@ -24,7 +25,7 @@ from keras_graphattn.masks import RandomWalk
 from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
 from recipes.common.data.graphs import batches_of_parts
 from recipes.common.training.graph_layers import GraphAttention, GraphConvolution
-from recipes.common.training.layers import attend, dropout, probabilities
+from recipes.common.training.layers import attend, dropout, named_seed, probabilities
 from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.optimizers import WarmUpLinearDecay, averaged, with_rates
 from recipes.common.training.runs import Training
@@ -34,6 +35,7 @@ Tensor = Any
 NEEDED = {
     "gcn": ("edges",),
     "gat": ("edges",),
+    "edges": ("edges",),
     "graph_kernel": ("walks",),
     "graph_masked_kernel": ("walks",),
 }
@@ -160,6 +162,14 @@ def gcn(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -
 def gat(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
     """Graph attention with additive scores; the outputs of the heads are concatenated."""
     return GraphAttention(**arguments)(nodes, graph["edges"])
+
+
+def edges(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
+    """Softmax attention along edges; the random cycles of each layer are its own."""
+    mask, seed = graph["node_mask"], named_seed(0, arguments["name"])
+    layer = EdgeAttention(output_shape=_width(arguments), seed=seed, **arguments)
+    given = {"edges": graph["edges"]}
+    return layer(nodes, query_mask=mask, value_mask=mask, mask_inputs=given)
 
 
 def _with_walks(

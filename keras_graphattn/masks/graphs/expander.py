@@ -1,0 +1,62 @@
+"""Random cycles through all nodes: a few of them together are an expander graph.
+
+The order of a cycle is that of a hash of the nodes' numbers. So it needs no table, compiled code
+can draw it for any length, and padding changes nothing: a cycle goes on from the last node that is
+not padding to the first one.
+
+Source: Shirzad et al., arXiv 2303.06147, Section 4: random regular graphs made of Hamiltonian
+cycles. The second largest eigenvalue of such a graph is near the least possible, as for random
+permutations.
+"""
+
+import numpy as np
+from keras import ops
+
+from keras_graphattn.masks.inputs import Length
+from keras_graphattn.numerics.precision import size_tensor, take_along
+from keras_graphattn.types import Bool, Int, Tensor
+
+BEHIND = 2**31 - 1  # larger than every key of a node
+
+
+def random_cycles(
+    count: int, seed: int, length: Length, nodes: Bool[Tensor, "B T"] | None = None
+) -> Int[Tensor, "B? E 2"]:
+    """The edges of `count` cycles, each in both directions; -1 in padding.
+
+    Args:
+        count: Number of cycles.
+        seed: Seed, a whole number.
+        length: Number T of nodes.
+        nodes: Optional booleans (B, T); `False` marks padding, which is in no cycle.
+    """
+    generator = np.random.default_rng(seed)
+    edges = []
+    for numbers in generator.integers(0, 2**31 - 1, (count, 3)):
+        keys = _keys(length, *(int(number) for number in numbers))[None]  # (1, T)
+        edges.append(_cycle(keys, size_tensor(length, "int32")[None, None], nodes))
+    return ops.concatenate([*edges, *(ops.flip(one, axis=-1) for one in edges)], axis=1)
+
+
+def _keys(length: Length, factor: int, start: int, step: int) -> Int[Tensor, " T"]:
+    """Integers of at most 31 bits that look random, different for nearly all nodes.
+
+    Arithmetic is modulo 2^32, where x -> x (2 x + 1) is one to one.
+    """
+    x = ops.arange(length, dtype="int32") * (factor | 1) + start
+    x = x * (2 * x + 1) + step
+    return x * (2 * x + 1) // 2
+
+
+def _cycle(
+    keys: Int[Tensor, "1 T"], count: Int[Tensor, "1 1"], nodes: Bool[Tensor, "B T"] | None
+) -> Int[Tensor, "B? T 2"]:
+    """The edge from each node to the next one in the order of the keys."""
+    if nodes is not None:
+        keys = ops.where(nodes, keys, BEHIND)
+        count = ops.sum(ops.cast(nodes, "int32"), axis=1, keepdims=True)
+    order = ops.cast(ops.argsort(keys, axis=1), "int32")
+    places = ops.arange(ops.shape(order)[1], dtype="int32")[None]
+    following = take_along(order, ops.where(places + 1 < count, places + 1, 0), axis=1)
+    is_edge = ops.logical_and(places < count, ops.not_equal(order, following))[..., None]
+    return ops.where(is_edge, ops.stack([order, following], axis=-1), ops.cast(-1, "int32"))
