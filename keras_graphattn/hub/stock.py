@@ -283,9 +283,9 @@ class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):  # type: i
         super().__init__(*args, **kwargs)
         if self.mask is not None and self.mask.reads_tokens:
             raise ValueError(
-                f"The mask {type(self.mask).__name__} reads the tokens, and KerasHub's cache has no "
-                "place for what it has read. Received: an attention layer with a cache. Use a mask "
-                "that does not read tokens, or build the model with MaskedKernelAttention."
+                f"The mask {type(self.mask).__name__} reads the tokens, and KerasHub's cache has "
+                "no place for what it has read. Received: an attention layer with a cache. Use a "
+                "mask that does not read tokens, or build the model with MaskedKernelAttention."
             )
 
     @property
