@@ -29,12 +29,7 @@ class Bias(PairMatrix):
     mask of `keras_graphattn.masks` does. A row of minus infinities sees nothing.
 
     A bias with weights belongs to one layer. To share one between layers, build it for the number
-    of heads, call it once, and give the result to each layer as `attention_bias`:
-
-        bias = ShortestPath()
-        bias.build((None, None, num_heads, None))
-        matrix = bias(distances=distances)                       # (B, N, T, T)
-        tokens = layer(tokens, attention_bias=matrix)
+    of heads, call it once, and give the result to each layer as `attention_bias`, as below.
 
     Attributes:
         inputs_at_call: Names of the tensors that every call needs, such as `distances`.
@@ -51,6 +46,12 @@ class Bias(PairMatrix):
     ...         return keras.ops.cast(near, "float32")[None, None]
     >>> keras.ops.convert_to_numpy(Near().dense(3))[0, 0].tolist()
     [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
+    >>> from keras_graphattn.layers import GraphFilterAttention
+    >>> bias, tokens = Near(), keras.random.normal((1, 3, 8))
+    >>> bias.build((None, None, 2, None))
+    >>> matrix = bias(length=3)
+    >>> for layer in [GraphFilterAttention(2, 4), GraphFilterAttention(2, 4)]:
+    ...     tokens = layer(tokens, attention_bias=matrix)
     """
 
     default_multiplier: ClassVar[float] = 1.0
@@ -92,10 +93,10 @@ class Sum(Bias):
     Example:
 
     >>> from keras_graphattn.biases import Alibi
-    >>> bias = Sum([Alibi(), Alibi()])
+    >>> bias = Sum([Alibi(0.5), Alibi(0.25)])
     >>> bias.build((None, None, 1, None))
-    >>> keras.ops.convert_to_numpy(bias.dense(2))[0, 0].round(5).tolist()
-    [[0.0, -0.00781], [-0.00781, 0.0]]
+    >>> keras.ops.convert_to_numpy(bias.dense(2))[0, 0].tolist()
+    [[0.0, -0.75], [-0.75, 0.0]]
     """
 
     def __init__(self, biases: Sequence[Bias | str | dict[str, Any]], **kwargs: Any) -> None:

@@ -279,6 +279,15 @@ class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):  # type: i
     against the cached keys, O(length) for each token.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.mask is not None and self.mask.reads_tokens:
+            raise ValueError(
+                f"The mask {type(self.mask).__name__} reads the tokens, and KerasHub's cache has "
+                "no place for what it has read. Received: an attention layer with a cache. Use a "
+                "mask that does not read tokens, or build the model with MaskedKernelAttention."
+            )
+
     @property
     def num_signals(self) -> int:
         """How often A is applied: the signals of past tokens that the cache keeps."""

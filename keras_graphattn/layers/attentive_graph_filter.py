@@ -201,7 +201,6 @@ class AttentiveGraphFilter(AttentionLayer):
         if self.filter != "ones":
             self._singular_dense = self._token_projection("singular", self.key_dim)
             self._singular_dense.build(query_shape)
-            self._singular_dense.supports_masking = True
 
     @property
     def singular_dense(self) -> keras.layers.EinsumDense:

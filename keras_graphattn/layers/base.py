@@ -346,8 +346,6 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             self._build_projections(query_shape, value_shape, key_shape)
         else:
             self._adopt(self._adopted.projections, len(query_shape))
-        for projection in projections_of(self).values():
-            projection.supports_masking = True  # masks pass through it; no warning
         self.built = True
 
     def add_coefficients(self, query_shape: Shape) -> None:

@@ -28,7 +28,7 @@ from keras_graphattn.masks.inputs import (
     known_arrays,
     tensors_of,
 )
-from keras_graphattn.numerics.precision import constant, pad, without_padding
+from keras_graphattn.numerics.precision import constant, pad, size_tensor, without_padding
 from keras_graphattn.operators.edges import EdgeOperator, VirtualNodes
 from keras_graphattn.operators.operator import all_of
 from keras_graphattn.serialization import restored
@@ -257,9 +257,14 @@ class EdgeAttention(AttentionLayer):
                     f"one for each token. Received: length={length}. Give `num_nodes` for isolated "
                     "nodes, or leave out `graph` and give `edges` with each call."
                 )
-            features = self._graph.edge_features
-            found = {"edges": constant(self._graph.edges[None].astype("int32"))}
-            return found | ({} if features is None else {"edge_features": features[None]}), None
+            edges, features = self._graph.edges[None].astype("int32"), self._graph.edge_features
+            found, wrong = {"edges": constant(edges)}, None
+            if not isinstance(length, int):  # known only at run time, where there are no errors
+                batch, count = ops.shape(tokens.key)[:2]
+                count = size_tensor(count, "int32")
+                found["edges"] = ops.where(found["edges"] < count, found["edges"], -1)
+                wrong = ops.not_equal(ops.broadcast_to(count, (batch,)), self._graph.num_nodes)
+            return found | ({} if features is None else {"edge_features": features[None]}), wrong
         sizes: Sizes = {}
         if isinstance(tokens.key.shape[0], int):
             sizes["B"] = (tokens.key.shape[0], "query")

@@ -298,7 +298,7 @@ class GatedDeltaRule(AttentionLayer):
         if not is_key_mask(entries.shape):
             raise ValueError(
                 "GatedDeltaRule has no attention matrix to mask entry by entry: `attention_mask` "
-                "must have shape (B, 1, T), one mask of keys for all queries. Received: "
+                "must have shape (B, 1, S), one mask of keys for all queries. Received: "
                 f"attention_mask.shape={tuple(entries.shape)}. Leave it out: the layer is causal, "
                 "and padding is `query_mask`. Or use GraphFilterAttention."
             )

@@ -150,6 +150,10 @@ class Product(ChunkedMask):
         read = [mask.inputs_of_tokens(tokens, kept) for mask in self.masks]
         return {name: x for inputs in read for name, x in inputs.items()}
 
+    def empty_inputs(self, batch_size: int, length: int, num_heads: int) -> Tensors:
+        empty = [mask.empty_inputs(batch_size, length, num_heads) for mask in self.masks]
+        return {name: x for inputs in empty for name, x in inputs.items()}
+
     def parameters(self) -> Tensors:
         return {
             f"{place} {name}": tensor

@@ -20,7 +20,7 @@ def sums_between(
 
     Example:
 
-    >>> order = np.arange(3)
+    >>> order = keras.ops.arange(3, dtype="int32")
     >>> sums = sums_between(np.array([1.0, 2.0, 4.0], "float32"), order, order + 1)
     >>> keras.ops.convert_to_numpy(sums).tolist()
     [[1.0, 0.0, 0.0], [3.0, 2.0, 0.0], [7.0, 6.0, 4.0]]

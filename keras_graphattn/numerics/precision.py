@@ -170,7 +170,7 @@ def masked_softmax(
         weights = exponentials / ops.sum(exponentials, axis=axes, keepdims=True)
     if mask is not None:
         weights = ops.where(mask, weights, ops.cast(0.0, weights.dtype))
-    return ops.cast(weights, dtype)
+    return weights if weights.dtype == dtype else ops.cast(weights, dtype)
 
 
 def nan_where(marked: Bool[Tensor, "..."], x: Num[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -124,18 +124,21 @@ def singular_value_context(
     It moves heads before tokens, so it costs less than `right_singular_vectors` and a product. All
     zeros if an example has no token.
     """
-    logits, x = (ops.transpose(at_least_float32(z), (0, 2, 1, 3)) for z in (logits, x))
-    visible = None if visible is None else visible[:, None, :, None]
-    right = masked_softmax(logits, visible, axis=2)  # (B, N, S, H)
-    return ops.swapaxes(right, -1, -2) @ zero_where_masked(x, visible)
+    logits = ops.transpose(at_least_float32(logits), (0, 2, 3, 1))  # (B, N, H, S)
+    x = ops.transpose(at_least_float32(x), (0, 2, 1, 3))  # (B, N, S, D)
+    if visible is None:
+        return masked_softmax(logits) @ x
+    right = masked_softmax(logits, visible[:, None, None, :])
+    return right @ zero_where_masked(x, visible[:, None, :, None])
 
 
 def attend_to_context(
     left: Float[Tensor, "B T N H"], context: Float[Tensor, "B N H D"], dtype: str
 ) -> Float[Tensor, "B T N D"]:
     """`left @ context`, head by head, in the given dtype."""
-    left = ops.transpose(ops.cast(left, dtype), (0, 2, 1, 3))  # (B, N, T, H)
-    return ops.transpose(left @ ops.cast(context, dtype), (0, 2, 1, 3))
+    if not left.dtype == context.dtype == dtype:
+        left, context = ops.cast(left, dtype), ops.cast(context, dtype)
+    return ops.transpose(ops.transpose(left, (0, 2, 1, 3)) @ context, (0, 2, 1, 3))
 
 
 def orthogonality_penalty(

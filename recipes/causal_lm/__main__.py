@@ -25,7 +25,8 @@ SCRATCH = {**SIZES, "context": 128, "batch_size": 16, "learning_rate": 1e-3, "wa
 PRESET = {"context": 1024, "batch_size": 4, "learning_rate": 5e-5, "warm_up": 0}
 HINT = "{:g}; with --preset {:g}"
 # attentions that `convert` does not have
-FROM_SCRATCH = ("differential", "differential_2", "scaled_high_frequency")
+FROM_SCRATCH = ("differential", "differential_2", "scaled_high_frequency", "forgetting")
+FROM_SCRATCH += ("gated_decay", "gated_delta_rule")
 # the rate of coefficients, relative to other weights: the defaults of layers and masks
 MULTIPLIERS = {"gfsa": 10.0, "masked_kernel": 30.0}
 
@@ -163,6 +164,7 @@ class CausalLanguageModels(Recipe):
             "gfsa": {"order": 3},
             "masked_kernel": {"mask": "exponential", "feature_map": "relu"},
             "differential_2": {"version": 2},
+            "gated_delta_rule": {"use_gate": False},  # for the parameters of plain attention
         }
         if not options.preset:  # else that of `convert`
             for name, multiplier in MULTIPLIERS.items():

@@ -81,6 +81,11 @@ _ALL = (
     Attention(
         "differential_2", "DIFF V2", "#66a61e", "keras_graphattn.layers:DifferentialAttention"
     ),
+    Attention(
+        "gated_decay", "gated decay", "#a6761d", "recipes.common.training.layers:gated_decay"
+    ),
+    Attention("forgetting", "forgetting", "#7570b3", "recipes.common.training.layers:forgetting"),
+    Attention("gated_delta_rule", "delta rule", "#e7298a", "keras_graphattn.layers:GatedDeltaRule"),
     Attention("gcn", "GCN", "#56b4e9", "recipes.common.training.graphs:gcn"),
     Attention("gat", "GAT", "#b8860b", "recipes.common.training.graphs:gat"),
     Attention(

@@ -12,24 +12,17 @@ def test_draws_the_matrix_of_a_head():
     mask = Toeplitz(8)
     mask.build((None, None, 2, 4))
     randomise(mask)
-    (image,) = plot_mask(mask, 5, head=1).get_images()
-    np.testing.assert_allclose(image.get_array(), to_numpy(mask.dense(5))[0, 1], rtol=1e-6)
-    (image,) = plot_mask(Segments(), segment_ids=np.array([[0, 0, 1]])).get_images()
-    assert image.get_array().tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
-
-
-def test_a_colour_bar_tells_the_factors():
-    mask = Toeplitz(8)
-    mask.build((None, None, 2, 4))
-    randomise(mask)
-    axis = plot_mask(mask, 5, head=1)
-    picture, bar = axis.figure.axes
-    highest = to_numpy(mask.dense(5))[0, 1].max()
+    matrix, axis = to_numpy(mask.dense(5))[0, 1], plot_mask(mask, 5, head=1)
+    (image,) = axis.get_images()
+    np.testing.assert_allclose(image.get_array(), matrix, rtol=1e-6)
+    picture, bar = axis.figure.axes  # a colour bar tells the factors
     assert picture is axis
     assert bar.get_ylabel() == "factor"
-    assert bar.get_ylim() == pytest.approx((0.0, highest))
+    assert bar.get_ylim() == pytest.approx((0.0, matrix.max()))
     axis.figure.draw_without_rendering()
     assert all(tick == round(tick) for tick in axis.get_xticks())
+    (image,) = plot_mask(Segments(), segment_ids=np.array([[0, 0, 1]])).get_images()
+    assert image.get_array().tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """Eight devices give the results of one: layouts of weights, tokens over a mesh (jax)."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.numerics import BACKEND
+from tests.recipes.command_line import run_to_its_end
 
 pytestmark = pytest.mark.skipif(BACKEND != "jax", reason="keras.distribution is jax's")
 
@@ -21,10 +19,7 @@ CHUNKED = ("causal", "exponential", "gated", "causal_agf")
 def numbers(tmp_path_factory):
     """The numbers of eight devices, from a process that has so many."""
     results = tmp_path_factory.mktemp("devices") / "numbers.json"
-    program = [sys.executable, str(Path(__file__).with_name("eight_devices.py")), str(results)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
-    assert process.returncode == 0, process.stderr[-3000:]
+    run_to_its_end(Path(__file__).with_name("eight_devices.py"), results)
     return json.loads(results.read_text())
 
 

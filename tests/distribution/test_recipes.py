@@ -1,9 +1,6 @@
 """`--distribute`: recipes give the same numbers on several devices as on one."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -13,16 +10,13 @@ from recipes.common.command.devices import check_devices
 from recipes.common.command.parsing import UsageError
 from recipes.time_series.__main__ import RECIPE
 from tests.numerics import BACKEND
+from tests.recipes.command_line import run_to_its_end
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(BACKEND == "torch", reason="Keras trains on one device on torch")
 def test_every_epoch_of_every_recipe_has_the_numbers_of_one_device(tmp_path):
-    script = str(Path(__file__).with_name("train_recipes.py"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    program = [sys.executable, script, str(tmp_path)]
-    process = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
-    assert process.returncode == 0, process.stderr[-3000:]
+    run_to_its_end(Path(__file__).with_name("train_recipes.py"), tmp_path)
     differences = json.loads((tmp_path / "differences.json").read_text())
     assert len(differences) == 2
     for name, difference in differences.items():

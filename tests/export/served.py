@@ -7,11 +7,12 @@ such as `3:serving_default:series`. OUTPUTS.npz then has `3:classes`. The script
 once. In a test, `run_in_process` runs the script, and `assert_served` compares the outputs.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+
+from tests.recipes.command_line import run_to_its_end
 
 
 def signature_of(folder, name="serving_default"):
@@ -44,9 +45,7 @@ def run_in_process(folder, batches, scratch, signatures=None):
         for name, array in batch.items()
     }
     np.savez(files[0], **labelled)
-    command = [sys.executable, __file__, str(folder), *map(str, files)]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr[-4000:]
+    run_to_its_end(__file__, folder, *files)
     results = [{} for _ in batches]
     with np.load(files[1]) as arrays:
         for label in arrays:

@@ -1,10 +1,7 @@
 """Containers that hold converted attention, and the ways in which a model is copied."""
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 
 import keras
 import keras_hub
@@ -253,15 +250,6 @@ def converted(name, attention="graph_filter"):
 def answers(model, inputs):
     found = model(inputs, training=False)
     return [np.asarray(keras.ops.convert_to_numpy(x), "float64") for x in keras.tree.flatten(found)]
-
-
-def in_a_fresh_process(program, folder=""):
-    """What a program writes that is given a folder."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", program, str(folder)]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
 
 
 def classes(model):

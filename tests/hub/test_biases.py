@@ -71,3 +71,8 @@ def test_a_bias_that_needs_inputs_is_refused():
         converted("llama", bias="shortest_path")
     with pytest.raises(ValueError, match=r"needs the tensors .*distances"):
         converted("bert", bias="shortest_path")
+
+
+def test_a_mask_that_reads_tokens_is_refused_where_a_cache_would_lack_it():
+    with pytest.raises(ValueError, match="reads the tokens, and KerasHub's cache"):
+        converted("gpt2", "masked_kernel", mask="gated_decay")

@@ -23,7 +23,7 @@ from keras_graphattn.hub.stock import StockAttention
 from tests.hub import families as every_backbone
 from tests.hub.containers import SERIES, answers
 from tests.hub.families import converted
-from tests.hub.models import BACKBONES, moved, outputs, random_inputs
+from tests.hub.models import BACKBONES, moved
 
 
 def attention_of(backbone, index=0):
@@ -53,18 +53,6 @@ def test_a_failure_at_the_last_layer_takes_the_first_ones_back(monkeypatch):
     monkeypatch.undo()
     keras_graphattn.convert(backbone)
     assert len(variables(backbone)) == len(before) + 6
-
-
-def test_padding_on_the_left_changes_nothing():
-    """Rotary embedding sees distances between tokens only."""
-    backbone = converted("llama")
-    inputs = random_inputs(backbone, 5, real=[5, 5])
-    left = {
-        name: np.pad(value, [[0, 0], [3, 0]], constant_values=int(name == "token_ids"))
-        for name, value in inputs.items()
-    }
-    (short,), (long,) = outputs(backbone, inputs), outputs(backbone, left)
-    np.testing.assert_allclose(long[:, 3:], short, atol=1e-5 * np.abs(short).max())
 
 
 def test_a_converted_layer_is_not_made_from_its_configuration():

@@ -10,11 +10,9 @@ import pytest
 
 import keras_graphattn
 from keras_graphattn.filters import FirstOrder
-from tests.hub.containers import in_a_fresh_process
 from tests.hub.models import assert_equal_outputs, outputs, random_backbone, random_inputs
 from tests.numerics import BACKEND
-
-COEFFICIENT = "transformer_layer_0/self_attention_layer/power_coefficient"
+from tests.recipes.command_line import run_to_its_end
 
 MOVED = FirstOrder(4, initial_coefficients={"power": [0.5, -0.3]})
 
@@ -86,14 +84,14 @@ def test_loads_in_a_fresh_process_whichever_is_imported_first(imports, tmp_path)
         task=keras.ops.convert_to_numpy(task(inputs)),
         whole=keras.ops.convert_to_numpy(task(inputs)),
     )
-    written = in_a_fresh_process(FRESH.format(imports=imports), tmp_path)
+    written = run_to_its_end("-c", FRESH.format(imports=imports), tmp_path)
     names = "BertTextClassifier GraphAttentionBertBackbone GraphAttentionBertTextClassifier"
     assert written.split() == f"GraphAttention{names}".split()
 
 
 @pytest.mark.slow_on("jax")
 def test_this_package_does_not_import_keras_hub():
-    in_a_fresh_process("import sys, keras_graphattn; assert 'keras_hub' not in sys.modules")
+    run_to_its_end("-c", "import sys, keras_graphattn; assert 'keras_hub' not in sys.modules")
 
 
 def test_preprocessing_comes_out_of_a_preset_as_it_was(tmp_path):
@@ -115,17 +113,6 @@ def test_preprocessing_comes_out_of_a_preset_as_it_was(tmp_path):
         assert loaded.get_vocabulary() == words
     other = models.MaskedLMPreprocessor.from_preset(str(tmp_path))
     assert type(other) is models.BertMaskedLMPreprocessor
-
-
-@pytest.mark.slow_on("jax")
-def test_a_plain_preset_is_of_the_plain_class(tmp_path):
-    plain = random_backbone("bert")
-    inputs = random_inputs(plain)
-    before = outputs(plain, inputs)
-    plain.save_to_preset(str(tmp_path))
-    loaded = keras_hub.models.Backbone.from_preset(str(tmp_path))
-    assert type(loaded) is keras_hub.models.BertBackbone
-    assert_equal_outputs(outputs(keras_graphattn.convert(loaded, order=4), inputs), before)
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
@@ -178,17 +165,6 @@ def test_layout_rules_find_the_paths_that_they_are_written_for():
     for backbone in (converted(), loaded):
         for rule, count in rules.items():
             assert sum(bool(re.search(rule, path)) for path in variables(backbone)) == count
-
-
-@pytest.mark.skipif(BACKEND != "jax", reason="layouts are for jax")
-def test_a_layout_map_finds_the_new_weights():
-    mesh = keras.distribution.DeviceMesh((1, 1), ("batch", "model"))
-    layouts = keras.distribution.LayoutMap(mesh)
-    layouts[r".*self_attention_layer/query/kernel"] = (None, "model", None)
-    layouts[r".*self_attention_layer/power_coefficient"] = ("model",)
-    found = [path for path in variables(converted()) if layouts[path] is not None]
-    assert len(found) == 4
-    assert tuple(layouts[COEFFICIENT].axes) == ("model",)
 
 
 def test_jit_compiled_training():

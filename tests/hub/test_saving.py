@@ -28,7 +28,6 @@ from tests.hub.containers import (
     classes,
     converted,
     functional,
-    in_a_fresh_process,
 )
 from tests.hub.families import fast_for
 from tests.hub.models import (
@@ -41,6 +40,7 @@ from tests.hub.models import (
     with_head,
 )
 from tests.numerics import BACKEND
+from tests.recipes.command_line import run_to_its_end
 
 FAST = [
     *(("composed", way, "graph_filter") for way in WAYS),
@@ -95,26 +95,6 @@ def test_each_converted_layer_has_a_mask_of_its_own(way, tmp_path):
     assert_equal_outputs(outputs(new, inputs), outputs(backbone, inputs))
 
 
-OWN_CLASS = """
-import sys
-import keras, keras_hub, keras_graphattn
-from tests.hub.containers import SERIES, answers
-import numpy as np
-model = keras.saving.load_model(sys.argv[1] + "/model.keras")
-expected = np.load(sys.argv[1] + "/expected.npy")
-assert np.abs(answers(model, SERIES)[0] - expected).max() < 1e-6
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["layer", "own_step", "sequential"])
-def test_a_fresh_process_loads_classes_of_ones_own(name, tmp_path):
-    model, inputs = converted(name, "p_laplacian")
-    model.save(tmp_path / "model.keras")
-    np.save(tmp_path / "expected.npy", answers(model, inputs)[0])
-    in_a_fresh_process(OWN_CLASS, tmp_path)
-
-
 BLOCK = """
 import keras
 
@@ -151,8 +131,8 @@ assert "keras_hub" not in sys.modules
 @pytest.mark.slow
 def test_a_block_of_ones_own_loads_without_keras_hub(tmp_path):
     (tmp_path / "block.py").write_text(BLOCK)
-    in_a_fresh_process(WRITES, tmp_path)
-    in_a_fresh_process(READS, tmp_path)
+    run_to_its_end("-c", WRITES, tmp_path)
+    run_to_its_end("-c", READS, tmp_path)
 
 
 MODELS = [name for name in CONTAINERS if name not in LAYERS]
@@ -174,6 +154,7 @@ def test_weights_of_the_original_fit_its_conversion_or_are_refused(name, tmp_pat
     plain, inputs = CONTAINERS[name][0](), CONTAINERS[name][1]
     expected = answers(keras_graphattn.convert(plain, "p_laplacian", p=2.0), inputs)
     keras_graphattn.revert(plain).save_weights(tmp_path / "plain.weights.h5")
+    assert not any("hub.saving" in type(layer).__module__ for layer in walk(plain))
     other = keras_graphattn.convert(CONTAINERS[name][0](), "p_laplacian", p=2.0)
     if name in ("nested_backbone", "task", "causal_task", "llama_task"):
         # Keras' paths have the class of the inner backbone in them, which has a name of its own.
@@ -313,11 +294,3 @@ def test_a_class_that_keras_does_not_know_is_asked_for_by_name(tmp_path):
     carried["of"] = {"module": "gone", "name": "Gone"}
     with pytest.raises(ValueError, match="class Gone"):
         keras.Model.from_config(config)
-
-
-@pytest.mark.parametrize("name", fast_for(CONTAINERS, ("composed", "subclassed", "layer")))
-def test_revert_gives_all_layers_their_classes_back(name):
-    model = keras_graphattn.convert(CONTAINERS[name][0](), "p_laplacian", p=1.5)
-    assert any("hub.saving" in type(layer).__module__ for layer in walk(model))
-    keras_graphattn.revert(model)
-    assert not any("hub.saving" in type(layer).__module__ for layer in walk(model))

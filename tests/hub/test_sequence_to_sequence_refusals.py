@@ -7,9 +7,8 @@ from keras import ops
 import keras_graphattn
 from tests.hub.families import converted
 from tests.hub.models import attentions_of, outputs
-from tests.hub.sequence_to_sequence import MODELS, inputs_of, parseq_task
+from tests.hub.sequence_to_sequence import MODELS, inputs_of
 from tests.hub.test_refusals import state_of
-from tests.numerics import to_numpy
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
@@ -54,14 +53,3 @@ def test_the_two_streams_of_parseq_stay_as_they_are():
         assert type(layer.self_attention).__name__ == "CachedMultiHeadAttention"
     with pytest.raises(ValueError, match="CachedMultiHeadAttention"):
         keras_graphattn.convert(backbone.decoder)
-
-
-def test_the_square_of_parseqs_matrix_would_show_a_position_its_own_character():
-    """With masks of a permutation that reads 2, 0, 1, the square lets position 1 see itself."""
-    model = parseq_task(MODELS["parseq"]())
-    query_mask, _ = model.generate_attention_masks(ops.convert_to_tensor([0, 3, 1, 2, 4]))
-    mask = to_numpy(query_mask)  # row i: the position after token i; column j: token j
-    seen_by = {row + 1: set(np.flatnonzero(mask[row])) for row in range(len(mask))}
-    assert all(position not in seen for position, seen in seen_by.items())
-    squared = {row + 1: set(np.flatnonzero((mask @ mask)[row])) for row in range(len(mask))}
-    assert any(position in seen for position, seen in squared.items())

@@ -64,17 +64,6 @@ def test_what_only_the_original_returns():
 
 
 @pytest.mark.slow_on("jax")
-def test_d_fine_returns_the_matrix_that_the_filter_is_of():
-    layer = attentions_of(family("d_fine").make())[0]
-    x = np.random.default_rng(5).standard_normal((2, 6, 8)).astype("float32")
-    arguments = {"position_embeddings": PLACED, "attention_mask": HIDDEN}
-    before = layer(x, output_attentions=True, **arguments)[1]
-    backbone = keras_graphattn.convert(family("d_fine").make())
-    after = attentions_of(backbone)[0](x, output_attentions=True, **arguments)[1]
-    np.testing.assert_allclose(to_numpy(after), to_numpy(before), atol=1e-6)
-
-
-@pytest.mark.slow_on("jax")
 def test_dinov3_takes_a_mask():
     """Its backbone gives none. Rows that see nothing become 0."""
     backbone = family("dinov3").make()
@@ -96,13 +85,23 @@ def test_a_bias_that_a_path_would_leave_out_is_refused(path):
         case.call(case.arrays["input"])
 
 
-@pytest.mark.parametrize("name", ["pali_gemma_tower", "gemma3_tower"])
-def test_returns_the_matrix_of_which_the_filter_is_one(name):
+OF_D_FINE = {"position_embeddings": PLACED, "attention_mask": HIDDEN, "output_attentions": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        pytest.param("d_fine", OF_D_FINE, marks=pytest.mark.slow_on("jax")),
+        ("pali_gemma_tower", {"return_attention_scores": True}),
+        ("gemma3_tower", {"return_attention_scores": True}),
+    ],
+)
+def test_returns_the_matrix_of_which_the_filter_is_one(name, arguments):
     x = np.random.default_rng(5).standard_normal((2, 6, 8)).astype("float32")
-    (plain, _), (layer, _) = attentions_of(family(name).make()), attentions_of(converted(name))
-    matrix = layer(x, return_attention_scores=True)[1]
-    np.testing.assert_allclose(to_numpy(matrix), to_numpy(plain(x)[1]), atol=1e-6)
-    assert layer(x)[1] is None
+    plain, layer = (attentions_of(each)[0] for each in (family(name).make(), converted(name)))
+    before = (plain(x, **arguments) if name == "d_fine" else plain(x))[1]
+    np.testing.assert_allclose(to_numpy(layer(x, **arguments)[1]), to_numpy(before), atol=1e-6)
+    assert name == "d_fine" or layer(x)[1] is None
 
 
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])

@@ -193,6 +193,13 @@ def test_refuses_tokens_that_do_not_fit():
             one.decode(np.ones((2, CHANNELS), "float32"), *state)
 
 
+def test_refuses_a_state_of_another_layer():
+    layer = layer_of(DELTA)
+    for state in (None, layer_of(DELTA, value_dim=2).get_initial_state(2)):
+        with pytest.raises(ValueError, match=r"`state.*Received"):
+            layer.decode(tokens(1), state)
+
+
 def test_refuses_layers_without_a_state():
     with pytest.raises(ValueError, match=r"`get_initial_state` needs the causal form"):
         AGF(2, 4).get_initial_state(1)

@@ -106,6 +106,17 @@ def test_forms_of_a_graph(name):
     assert_close(outputs({}, **FORMS[name]), expected, 1e-6)
 
 
+def test_other_numbers_of_nodes_than_the_graph():
+    """They are an error where the number is known, and else NaN: only TensorFlow runs such code."""
+    model = chain([made(graph=EDGES, num_nodes=16)], {}, (None, None, 6))
+    if BACKEND == "tensorflow":
+        assert np.isfinite(model.predict({"tokens": tokens()}, verbose=0)).all()
+        assert np.isnan(model.predict({"tokens": tokens(9)}, verbose=0)).all()
+        return
+    with pytest.raises(ValueError, match="has 16 nodes, one for each token"):
+        model.predict({"tokens": tokens(9)}, verbose=0)
+
+
 def test_features_of_a_graph_are_its_own():
     order = np.random.default_rng(0).permutation(len(EDGES))
     graph = Graph(EDGES[order], edge_features=FEATURES[order], num_nodes=16)

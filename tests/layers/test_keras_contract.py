@@ -17,6 +17,7 @@ from keras_graphattn.layers import (
     AttentiveGraphFilter,
     DifferentialAttention,
     EdgeAttention,
+    GatedDeltaRule,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
@@ -216,6 +217,7 @@ EVERY_LAYER = {
     "p-Laplacian": PLaplacianAttention,
     "high frequencies": ScaledHighFrequencyAttention,
     "AGF": AttentiveGraphFilter,
+    "delta rule": GatedDeltaRule,
     "kernel": MaskedKernelAttention,
     "edges": functools.partial(EdgeAttention, expander_degree=2),
     "graph kernel": functools.partial(GraphKernelAttention, mask=Exponential()),
@@ -261,7 +263,7 @@ def refusal(mistake, make):
         mistake(make)
     words = str(refused.value).replace("\n", " ")
     words = re.sub(r"\x1b\[\d+m|^Exception encountered when calling \S+ +", "", words)
-    names = r"\b[A-Z]\w*(Attention|Filter|Layer)\b|\w*_(attention|filter)(_\d+)?\b"
+    names = r"\b[A-Z]\w*(Attention|Filter|Layer|Rule)\b|\w*_(attention|filter|rule)(_\d+)?\b"
     return refused.type, re.sub(names, "", words)
 
 
@@ -290,6 +292,8 @@ BY_KERAS = [  # layers that Keras' own test of layers runs
     (AttentiveGraphFilter, {}),
     (AttentiveGraphFilter, OPTIONS),
     (AttentiveGraphFilter, {"filter": "monomial", "use_gate": True, "orthogonality_weight": 0.1}),
+    (GatedDeltaRule, {}),
+    (GatedDeltaRule, {**OPTIONS, "filter": "first_order"}),
 ]
 
 
@@ -299,7 +303,7 @@ def test_keras_layer_test(kind, options):
     from keras.src.testing import TestCase
 
     shape = (2, 5, 8)
-    is_alone = kind is AttentiveGraphFilter
+    is_alone = kind in (AttentiveGraphFilter, GatedDeltaRule)
     TestCase().run_layer_test(
         kind,
         {"num_heads": 2, "key_dim": 3, **options},

@@ -41,6 +41,7 @@ def test_outputs_and_gradients_are_close_to_float32(name, precision):
 EXTREMES = [
     *("graph filter", "graph filter, blockwise", "graph filter, fused", "graph filter, Jacobi"),
     *("high frequencies", "p-Laplacian, dense", "p-Laplacian, blockwise", "AGF", "AGF, causal"),
+    "delta rule",
     *("kernel, no mask, ReLU", "kernel, Causal, chunked", "kernel, Exponential, chunked"),
     *("kernel, Toeplitz, fft", "GKAT, RandomWalk", "GKAT, dynamic walks, RandomWalk"),
     *("GKAT, factored, RandomWalk", "GKAT, additive, RandomWalk"),

@@ -9,6 +9,7 @@ from keras_graphattn.layers import (
     AttentiveGraphFilter,
     ContraNorm,
     EdgeAttention,
+    GatedDeltaRule,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
@@ -53,6 +54,13 @@ REFUSED = {
         ({"diagonal": "keep"}, r"`diagonal` must be one of \['smooth', 'drop'\]"),
         ({"attention_path": "fused"}, "`attention_path` must be one of"),
         ({"attention_path": "blockwise", "dropout": 0.1}, "only attention_path=.dense. forms"),
+    ],
+    GatedDeltaRule: [
+        ({"convolution": 0}, r"`convolution`.*at least 1.*convolution=0"),
+        ({"order": 3}, "`order` is an option of a filter"),
+        ({"filter": "hermite"}, r"`filter` must be one of.*'hermite'"),
+        ({"sliding_window": 3}, "does not support `sliding_window`"),
+        ({"flash_attention": True}, "does not run on a flash attention kernel"),
     ],
     AttentiveGraphFilter: [
         ({"order": 0}, r"`order`.*at least 1.*order=0"),
@@ -137,7 +145,7 @@ def test_wrong_scales_of_contra_norm(scale):
 
 
 GFA, P_LAPLACIAN, KERNEL = GraphFilterAttention, PLaplacianAttention, MaskedKernelAttention
-AGF, GKAT = AttentiveGraphFilter, GraphKernelAttention
+AGF, GKAT, DELTA = AttentiveGraphFilter, GraphKernelAttention, GatedDeltaRule
 BLOCKWISE = {"attention_path": "blockwise"}
 IDS = {"mask_inputs": {"segment_ids": np.zeros((2, 16), int)}}
 PAIRS = {"attention_mask": np.ones((16, 16), bool)}
@@ -165,6 +173,13 @@ CALLS = {  # the layer, what its call gets besides tokens, and the words of the 
         f"AGF, pairs {shape}": (AGF, {}, {"attention_mask": np.ones(shape, bool)}, KEYS)
         for shape in ((16, 16), (2, 16, 16), (2, 1, 16, 16))
     },
+    "delta rule, pairs": (DELTA, {}, PAIRS, KEYS),
+    "delta rule, inputs": (
+        DELTA,
+        {},
+        {"mask_inputs": {"ids": np.zeros((2, 16))}},
+        "segment_ids.*R",
+    ),
     "AGF, another length": (AGF, {"causal": True}, {"value": tokens(5)}, SAME_LENGTH),
     "dynamic walks, pairs": (GKAT, FOLLOWED, PAIRS, "attention_mask"),
     "gates, pairs": (KERNEL, {"mask": GatedDecay, "path": "dense"}, PAIRS, "hides their tokens"),
@@ -204,6 +219,7 @@ RANKS = {
     "graph filter, fused": (lambda: GFA(2, 4, attention_path="fused"), (1, 2, 3, 6), FEATURES),
     "graph filter, groups": (lambda: GFA(2, 4, num_key_value_heads=1), (1, 2, 3, 6), FEATURES),
     "AGF": (lambda: AGF(2, 4), (1, 2, 3, 4), "one axis"),
+    "delta rule": (lambda: DELTA(2, 4), (1, 2, 3, 4), "one axis"),
     "GKAT": (lambda: GKAT(2, 4, mask=TREE), (1, 2, 3, 4), r"attends over one axis.*query\.shape"),
     "ContraNorm": (ContraNorm, (2, 3), r"`inputs` must have shape \(B, T, d\)"),
 }

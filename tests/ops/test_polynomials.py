@@ -52,17 +52,6 @@ def test_jacobi_basis_equals_scipy(order, alpha, beta):
     np.testing.assert_allclose(value / scale, expected / scale, atol=1e-5)
 
 
-def test_named_bases_are_jacobi_polynomials():
-    for name, parameter in (("legendre", 0.0), ("chebyshev", -0.5)):
-        np.testing.assert_allclose(
-            np.array(recurrence(name, 7)), np.array(recurrence("jacobi", 7, parameter, parameter))
-        )
-    x = np.linspace(-1, 1, 9)
-    chebyshev = scipy.special.eval_jacobi(4, -0.5, -0.5, x)
-    ratio = chebyshev / scipy.special.eval_chebyt(4, x)
-    np.testing.assert_allclose(ratio, ratio[0])
-
-
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize("order", [1, 2, 5, 10])
 def test_polynomial_agrees_with_naive_twin_in_values_and_gradients(basis, order):

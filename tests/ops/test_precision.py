@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from keras_graphattn.numerics.precision import masked_softmax, zero_where_masked
+from keras_graphattn.numerics.precision import masked_softmax
 from tests import reference
 from tests.numerics import (
     assert_close,
@@ -45,8 +45,3 @@ def test_masked_softmax_survives_large_scores_in_every_precision(dtype, size):
     assert keras.backend.standardize_dtype(value.dtype) == dtype
     expected = reference.softmax(torch.tensor(to_numpy(scores)), torch.tensor(mask))
     np.testing.assert_allclose(to_numpy(value), expected.numpy(), atol=4e-3)
-
-
-def test_zero_where_masked_keeps_nan_out():
-    x = np.array([1.0, np.nan, np.inf], "float32")
-    np.testing.assert_array_equal(to_numpy(zero_where_masked(x, [True, False, False])), [1, 0, 0])

@@ -23,7 +23,7 @@ from keras_graphattn.masks.graphs.sparse import SparseMatrix
 from keras_graphattn.masks.graphs.walks import ExampleWalks
 from keras_graphattn.masks.trees.sweeps import exponential_product_of_batch
 from keras_graphattn.masks.trees.tables import table_product_of_batch
-from keras_graphattn.operators import BlockwiseOperator, EdgeOperator, Visibility
+from keras_graphattn.operators import BlockwiseOperator, DeltaRuleOperator, EdgeOperator, Visibility
 from keras_graphattn.operators.p_laplacian import pair_distances
 from keras_graphattn.ops import (
     exponential_tree_product,
@@ -116,6 +116,17 @@ def along_edges(q, k, x):
     return operator(operator(x))
 
 
+def delta_rule(q, k, x, gates):
+    log_decay, strength = -ops.exp(gates), ops.sigmoid(gates)
+    return DeltaRuleOperator(q, k, log_decay, strength)(x)
+
+
+def long_arrays(length=70):
+    """Queries, keys, signals and gates of more than one chunk."""
+    shape = (1, length, HEADS)
+    return (*(normal(*shape, WIDTH, seed=i) / 3.0 for i in range(3)), normal(*shape, seed=4))
+
+
 def tree_product(path):
     return lambda x, rate, offset: exponential_tree_product(x, rate, offset, FOREST, path)
 
@@ -173,6 +184,9 @@ CASES = {
     ),
     "once": Case(once, attention_arrays()),
     "edges": Case(along_edges, attention_arrays(), ("operators.edges",)),
+    "delta rule": Case(
+        delta_rule, long_arrays(), ("operators.delta_rule", "numerics.matrix_recurrence")
+    ),
     "tree, levels": Case(tree_product("levels"), NODES, ("trees.sweeps.Sweeps",)),
     "tree, scan": Case(tree_product("scan"), NODES),
     "tree, doubling": Case(tree_product("doubling"), NODES),

@@ -35,7 +35,7 @@ def start(*arguments):
 def run_to_its_end(*arguments):
     """Runs a Python program in the repository, which must succeed; what it printed."""
     with start(*arguments) as process:
-        output, errors = process.communicate(timeout=300)
+        output, errors = process.communicate(timeout=1800)
     assert process.returncode == 0, errors
     return output
 

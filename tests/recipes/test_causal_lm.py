@@ -9,7 +9,7 @@ import pytest
 
 import keras_graphattn
 from recipes.causal_lm.__main__ import RECIPE
-from recipes.causal_lm.data import Bytes, Pieces, Words, count_words, per_word, read, split
+from recipes.causal_lm.data import Bytes, Pieces, Words, count_words, read, split
 from recipes.causal_lm.model import _from_scratch, of_layers
 from recipes.common.command.parsing import UsageError
 from tests.compiling import compiled_once
@@ -77,13 +77,6 @@ def test_bytes_and_words_come_back():
     assert words.decode(numbers[:5]) == "the cat sat \n the"
     assert words.decode(words.encode("the bird")) == "the <unk>"
     assert len(words.encode("a\n")) == count_words("a\n") == 2
-
-
-def test_a_perplexity_per_word_is_the_whole_texts_probability_by_the_word():
-    rng = np.random.default_rng(0)
-    log_probabilities = np.log(rng.uniform(0.1, 1.0, 12))
-    expected = np.exp(-log_probabilities.sum() / 3)
-    assert per_word(-log_probabilities.mean(), 12, 3) == pytest.approx(expected)
 
 
 TEXT = "".join(

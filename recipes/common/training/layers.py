@@ -13,7 +13,9 @@ import keras
 from keras import backend, layers, ops
 
 from keras_graphattn.analysis import inspect_smoothing
-from keras_graphattn.layers import ContraNorm
+from keras_graphattn.biases import LogMask
+from keras_graphattn.layers import ContraNorm, GraphFilterAttention, MaskedKernelAttention
+from keras_graphattn.masks import GatedDecay
 from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
 from recipes.common.command.parsing import UsageError
 
@@ -127,6 +129,19 @@ def contra_norm(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tens
     """
     outputs = softmax(tokens, mask, arguments)
     return ContraNorm(name=f"{arguments['name']}_contra_norm")(outputs, mask=mask)
+
+
+def gated_decay(**arguments: Any) -> layers.Layer:
+    """Kernel attention in linear time whose past decays as the tokens decide."""
+    return MaskedKernelAttention(mask=GatedDecay(), **arguments)
+
+
+def forgetting(**arguments: Any) -> layers.Layer:
+    """Softmax attention whose past decays as the tokens decide.
+
+    Source: Lin et al., arXiv 2503.02130.
+    """
+    return GraphFilterAttention(filter=None, bias=LogMask(GatedDecay()), **arguments)
 
 
 def plain_attention(**arguments: Any) -> layers.MultiHeadAttention:
