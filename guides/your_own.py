@@ -1,15 +1,15 @@
 """
-Title: Your own filter, mask or feature map
+Title: Your own filter, mask, feature map or bias
 Author: The keras_graphattn authors
 Date created: 2026/11/22
-Last modified: 2026/11/22
+Last modified: 2026/11/26
 Description: A class of some lines each, which then works in every layer and in files.
 Accelerator: None
 """
 
 """
-Layers are made of objects: a filter, a mask, a feature map. To try an idea, you write one of these
-objects, and no layer. Register the class with Keras, so that models with it can be saved.
+Layers are made of objects: a filter, a mask, a feature map, a bias. To try an idea, you write one
+of these objects, and no layer. Register the class with Keras, so that models with it can be saved.
 """
 
 """
@@ -33,6 +33,7 @@ from keras import ops
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from keras_graphattn.biases import Bias, LogMask
 from keras_graphattn.feature_maps import FeatureMap
 from keras_graphattn.filters import Polynomial, Step
 from keras_graphattn.layers import GraphFilterAttention, MaskedKernelAttention
@@ -120,7 +121,42 @@ class Softplus(FeatureMap):
 
 
 """
-## All three in a model
+## A bias
+
+A mask multiplies kernels. Softmax attention adds a bias to its scores instead, and a bias has the
+same methods as a mask. This one is T5's idea with one learned number for each of the nearest
+distances. `LogMask` makes a bias of any mask: its logarithm.
+"""
+
+
+@keras.saving.register_keras_serializable(package="guide")
+class Nearest(Bias):
+    """b[i, j] is a learned number for |i - j|, and for all distances from 3 on."""
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.of_distance = self.add_weight(
+            shape=(4, self.num_heads), initializer="zeros", autocast=False, name="of_distance"
+        )
+
+    def parameters(self):
+        return {"of_distance": ops.convert_to_tensor(self.of_distance)}
+
+    def _rows(self, positions, length, parameters, inputs):
+        distance = ops.abs(positions[:, None] - ops.arange(length, dtype="int32")[None, :])
+        numbers = ops.take(parameters["of_distance"], ops.minimum(distance, 3), axis=0)
+        return ops.transpose(numbers, (2, 0, 1))[None]  # (1, N, R, T)
+
+
+tokens = keras.random.normal((1, 5, 32), seed=2)
+same = ops.convert_to_numpy(LogMask(mask).dense(5)) - np.log(ops.convert_to_numpy(mask.dense(5)))
+print(f"LogMask - log of the mask: at most {np.abs(same).max():.1e}")
+for bias in (Nearest(), LogMask(PowerLaw())):
+    attention = GraphFilterAttention(4, 8, filter=Laguerre(3), bias=bias)
+    print(type(bias).__name__, "in a layer:", attention(tokens).shape)
+
+"""
+## Filter, mask and feature map in a model
 
 Two blocks over the eight rows of handwritten digits, without position embeddings: all that the
 model knows of the order is in the mask.

@@ -426,7 +426,6 @@ EXPONENTIAL = partial(masks.Exponential, 2, name="mask")
 SEGMENTS = {"mask_inputs": {"segment_ids": PER_EXAMPLE["segment_ids"]}}
 GIVEN_WALKS = {"mask_inputs": {"walks": PER_EXAMPLE["walks"]}}
 ALIBI = partial(biases.Alibi, trainable_slopes=True, name="bias")
-RELATIVE = partial(biases.RelativePositions, name="bias")
 BIASES = {type(case.make()): name for name, case in reversed(registry.CASES.items())}
 
 
@@ -497,28 +496,23 @@ family(
     },
 )
 family("high frequencies", HIGH, high_frequency, {"default": {}, "bias": {"bias": ALIBI}})
-# a bias of positions on each path, and one of each kind that takes inputs
-for _name, _kind, _twin, _paths in (
-    ("graph filter", GFA, graph_filter, (BLOCKS, FUSED)),
-    ("p-Laplacian", P_LAPLACIAN, p_laplacian, (BLOCKS,)),
+# a bias of positions, one that hides keys, and one of each other kind; tests/biases compares paths
+for _name, _kind, _twin, _biases in (
+    (
+        *("graph filter", GFA, graph_filter),
+        ("RelativePositions", "EdgePath", "LogMask", "ShortestPath", "Sum", "WalkProbabilities"),
+    ),
+    ("p-Laplacian", P_LAPLACIAN, p_laplacian, ("RelativePositions", "HopDecay")),
+    ("graph filter, blockwise", partial(GFA, **BLOCKS), graph_filter, ("HopDecay",)),
 ):
-    family(
-        f"{_name}, bias",
-        _kind,
-        _twin,
-        {str(path.get("attention_path")): {**path, "bias": RELATIVE} for path in ({}, *_paths)},
-    )
-    for _bias in ("EdgePath", "HopDecay", "LogMask", "ShortestPath", "Sum", "WalkProbabilities"):
+    for _bias in _biases:
         family(
             f"{_name}, {_bias}",
             _kind,
             _twin,
-            {
-                str(len(path)): {**path, "bias": partial(registry.CASES[_bias].make, name="bias")}
-                for path in ({}, BLOCKS)
-            },
+            {"": {"bias": partial(registry.CASES[_bias].make, name="bias")}},
             call=bias_inputs(_bias),
-            is_bound=True,
+            is_bound=registry.CASES[_bias].is_bound,
         )
 family("AGF", AGF, singular, {n: {"filter": jacobi(n, 4)} for n in POLYNOMIALS}, masks="tokens")
 for _causal in (False, True):
