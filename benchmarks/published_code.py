@@ -33,7 +33,7 @@ from keras_graphattn.layers import DifferentialAttention
 from keras_graphattn.operators import DeltaRuleOperator
 
 MOST = 1e-5  # relative difference
-BATCH, LENGTH, WIDTH, HEADS = 2, 33, 48, 4
+BATCH, WIDTH, HEADS = 2, 48, 4
 
 
 def random(*shape, seed=0):
@@ -85,13 +85,13 @@ def diff_transformer(folder, module):
         return load(module)
 
 
-def compared(layer, theirs, of_theirs):
+def compared(layer, theirs, of_theirs, length):
     """Pairs of outputs and gradients; `of_theirs` are our weights, made of their parameters."""
     layer.build((None, None, WIDTH))
     ours = {weight.path.split("/", 1)[1]: weight for weight in layer.weights}
     for name, weight in of_theirs(dict(theirs.named_parameters())).items():
         ours[name].assign(weight.detach())
-    x = random(BATCH, LENGTH, WIDTH)
+    x = random(BATCH, length, WIDTH)
     values = {name: weight.value for name, weight in ours.items()}
     found = value_and_gradients(lambda x: layer(x, use_causal_mask=True), x, values)
     parameters = dict(theirs.named_parameters())
@@ -112,7 +112,9 @@ def projections_of(layer, weights, names):
     }
 
 
-def differential_1(folder, module="multihead_diffattn", kind="MultiheadDiffAttn", groups=None):
+def differential_1(
+    folder, length, module="multihead_diffattn", kind="MultiheadDiffAttn", groups=None
+):
     torch.manual_seed(0)
     theirs = getattr(diff_transformer(folder, module), kind)(WIDTH, 3, HEADS, groups)
     layer = DifferentialAttention(
@@ -129,14 +131,14 @@ def differential_1(folder, module="multihead_diffattn", kind="MultiheadDiffAttn"
         kernels = projections_of(layer, weights, names)
         return {**kernels, "value/kernel": values, **pairs, "norm/scale": weights["subln.weight"]}
 
-    return compared(layer, theirs, of_theirs)
+    return compared(layer, theirs, of_theirs, length)
 
 
-def differential_1_of_groups(folder):
-    return differential_1(folder, "multihead_flashdiff_1", "MultiheadFlashDiff1", 2)
+def differential_1_of_groups(folder, length):
+    return differential_1(folder, length, "multihead_flashdiff_1", "MultiheadFlashDiff1", 2)
 
 
-def differential_2(folder, groups=None):
+def differential_2(folder, length, groups=None):
     torch.manual_seed(0)
     module = diff_transformer(folder, "multihead_flashdiffv2")
     theirs = module.MultiheadFlashDiffV2(True, WIDTH, HEADS, groups, WIDTH // HEADS)
@@ -145,7 +147,7 @@ def differential_2(folder, groups=None):
     )
     names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "lambda": "lambda_proj"}
     names["attention_output"] = "o_proj"
-    return compared(layer, theirs, lambda weights: projections_of(layer, weights, names))
+    return compared(layer, theirs, lambda weights: projections_of(layer, weights, names), length)
 
 
 def module_of(folder, path):
@@ -182,7 +184,7 @@ def log_gates(length):
     return -(10.0 ** (2.5 * torch.rand(BATCH, length, HEADS) - 4.0))
 
 
-def simple_gla(folder, length=300):
+def simple_gla(folder, length):
     torch.manual_seed(0)
     module = module_of(folder, "fla/ops/simple_gla/naive.py")
     mask = masks.GatedDecay()
@@ -194,7 +196,7 @@ def simple_gla(folder, length=300):
     )
 
 
-def forgetting(folder, length=60):
+def forgetting(folder, length):
     """The logarithm of a gated decay as a bias of softmax attention: the Forgetting Transformer."""
     from keras_graphattn.operators.softmax import Logits, SoftmaxOperator, scores_of
 
@@ -214,7 +216,7 @@ def forgetting(folder, length=60):
     )
 
 
-def delta_rule(folder, length=150):
+def delta_rule(folder, length):
     module = module_of(folder, "fla/ops/gated_delta_rule/naive.py")
     query, key, value = (random(BATCH, length, HEADS, 16, seed=seed) for seed in range(3))
     strength, log_decay = (random(BATCH, length, HEADS, seed=seed) for seed in (3, 4))
@@ -242,7 +244,7 @@ def graph(nodes=14):
     return Graph(edges, num_nodes=nodes, edge_features=kinds)
 
 
-def graphormer(folder, hops=4):
+def graphormer(folder, _length, hops=4):
     """Graphormer's bias for distances, edges on paths and the virtual node."""
     torch.manual_seed(0)
     names = {"init_params": lambda module, n_layers: None}
@@ -288,7 +290,7 @@ def graphormer(folder, hops=4):
     return of_functions(ours, published_bias, **parameters)
 
 
-def walks(folder, steps=8):
+def walks(folder, _length, steps=8):
     """GRIT's probabilities of random walks, through a linear map."""
     one = graph()
 
@@ -354,7 +356,7 @@ CASES = {
     "unilm: differential attention, version 1": differential_1,
     "unilm: differential attention, version 1, groups": differential_1_of_groups,
     "unilm: differential attention, version 2": differential_2,
-    "unilm: differential attention, version 2, groups": lambda folder: differential_2(folder, 2),
+    "unilm: differential attention, version 2, groups": lambda *given: differential_2(*given, 2),
 }
 
 
@@ -365,12 +367,14 @@ def difference(ours, theirs):
 
 
 def main():
-    from measure import Parser, UsageError
+    from measure import Parser, UsageError, at_least
 
     parser = Parser(description=__doc__.splitlines()[0])
     for source in dict.fromkeys(name.split(":")[0] for name in CASES):
         parser.add_argument(f"--{source}", type=Path, help="folder of a clone")
+    parser.add_argument("--length", type=at_least(1), default=150, help="number of tokens")
     options = vars(parser.parse_args())
+    length = options.pop("length")
     chosen = {name: case for name, case in CASES.items() if options[name.split(":")[0]]}
     if not chosen:
         raise UsageError(f"give a folder: {', '.join(f'--{source}' for source in options)}")
@@ -378,7 +382,7 @@ def main():
     print("| case | values | gradients |\n| --- | --- | --- |")
     for name, case in chosen.items():
         try:
-            pairs = case(options[name.split(":")[0]])
+            pairs = case(options[name.split(":")[0]], length)
         except ModuleNotFoundError as error:
             print(f"| {name} | not in this clone: {error.name} | |")
             continue

@@ -186,6 +186,11 @@ def test_what_is_no_optimizer_is_refused():
             with_coefficient_rates(wrong)
 
 
+FURTHER_PROJECTIONS = ("singular_dense", "_additive_score", "_edge_dense", "_virtual", "_lambda")
+FURTHER_PROJECTIONS += ("_norm", "_decay_dense", "_strength_dense", "_query_convolution")
+FURTHER_PROJECTIONS += ("_key_convolution", "_value_convolution")
+
+
 def cases():
     for name, options in LAYERS.items():
         if issubclass(getattr(layers, name), AttentionLayer):
@@ -208,10 +213,12 @@ def built_layer(name, options, **own):
 @pytest.mark.parametrize(("name", "options"), list(cases()))
 def test_all_that_a_layer_adds_to_its_projections_carries_a_multiplier(name, options, given):
     layer = built_layer(name, options, **({} if given is None else {NAME: given}))
-    own = [getattr(layer, part, None) for part in ("singular_dense", "_additive_score")]
+    own = [getattr(layer, part, None) for part in FURTHER_PROJECTIONS]
     own.append(getattr(getattr(layer, "mask", None), "gates", None))
     projections = [*projections_of(layer).values(), *own]
     theirs = {id(v) for p in projections if p is not None for v in p.weights}
+    if isinstance(layer, layers.GatedDeltaRule):  # all but those of its filter
+        theirs |= {id(v) for v in (layer.log_rate, layer.rate_bias, layer.norm_scale)}
     mask = getattr(layer, "mask", None)
     of_mask = {id(v) for v in mask.coefficients} if mask else set()
     for variable in layer.trainable_weights:

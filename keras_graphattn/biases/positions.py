@@ -153,14 +153,14 @@ class RelativePositions(Bias):
         return self._of_offsets(offsets, parameters)[None]
 
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
-        if not isinstance(length, int):
+        if not isinstance(length, int) or length == 0:
             return super()._matrix(length, parameters, inputs)
         return toeplitz_rows(self._table(length, parameters), 0, length, length)[None]
 
     def _block_rows(
         self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
     ) -> Rows:
-        if not isinstance(length, int) or positions.shape[0] is None:
+        if not isinstance(length, int) or length == 0 or positions.shape[0] is None:
             return self._rows(positions, length, parameters, inputs)
         table = self._table(length, parameters)
         return toeplitz_rows(table, positions[0], positions.shape[0], length)[None]

@@ -685,7 +685,8 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionF
         self.add_coefficients()
         if bias is not None:
             self.score_bias = bias
-            bias.build_in(self, (None, None, self.settings.sizes.num_heads, None))
+            shape = (None, None, self.settings.sizes.num_heads, None)
+            bias.build_in(self, shape, (None, None, None))
 
     def stop(self) -> None:
         """Removes the settings and the new weights again."""

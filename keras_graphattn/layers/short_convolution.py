@@ -104,7 +104,7 @@ class ShortConvolution(keras.layers.Layer):  # type: ignore[misc]
         neighbours: Neighbours,
     ) -> Float[Tensor, "B _ N H"]:
         """The last `size - 1` inputs that are not padding, with 0 for those of other segments."""
-        if segments is not None and neighbours.runs is not None:
+        if segments is not None and neighbours.runs is not None and neighbours.runs.shape[1] != 0:
             joined = without_padding(joined, ops.equal(segments, neighbours.runs[:, -1:]))
         past = self.size - 1
         if neighbours.number is None:

@@ -115,10 +115,11 @@ def hop_decay(weights, length, free=1.5):
     return torch.where(distances == -1, -torch.inf, matrix)
 
 
-def tree(weights, length):
-    distances = topology.shortest_paths(LENGTH, topology.parent_edges(PARENTS))
-    mask = {name.removeprefix("mask/"): x for name, x in weights.items()}
-    return torch.log(topology.exponential_matrix(distances, mask["rate"], mask["offset"]))
+def exponentials(weights, length):
+    """The logarithm of a causal sum of two exponentials."""
+    rates, sizes = torch.exp(weights["mask/log_rates"]), torch.exp(weights["mask/log_weights"])
+    powers = torch.exp(-rates[:, :, None, None] * away(length).abs()) * sizes[:, :, None, None]
+    return torch.log(torch.tril(powers.sum(1)))
 
 
 def added(*twins):
@@ -145,7 +146,10 @@ CASES = {
     "EdgePath": Case(lambda **o: biases.EdgePath(TYPES, HOPS + 1, **o), edge_path, True),
     "WalkProbabilities": Case(lambda **o: biases.WalkProbabilities(STEPS, **o), walks, True),
     "HopDecay": Case(lambda **o: biases.HopDecay(1.5, 0.3, **o), hop_decay, True),
-    "LogMask": Case(lambda **o: biases.LogMask(masks.Tree(PARENTS, name="mask"), **o), tree, True),
+    "LogMask": Case(
+        lambda **o: biases.LogMask(masks.Exponential(2, causal=True, name="mask"), **o),
+        exponentials,
+    ),
     "Sum": Case(
         lambda **o: biases.Sum(
             [biases.ShortestPath(3, name="first"), biases.EdgePath(TYPES, HOPS, name="second")], **o

@@ -3,8 +3,17 @@
 import numpy as np
 import pytest
 
+from tests.biases import registry
 from tests.layers.decoding import decoded
-from tests.layers.unseen_cases import BATCH, CASES, CHANNELS, LENGTH, PER_EXAMPLE, mask_of
+from tests.layers.unseen_cases import (
+    BATCH,
+    CASES,
+    CHANNELS,
+    LENGTH,
+    PER_EXAMPLE,
+    inputs_of,
+    mask_of,
+)
 from tests.numerics import randomise
 
 pytestmark = pytest.mark.slow_on("jax")
@@ -15,14 +24,19 @@ FREE += ("Stochastic",)
 
 def called(name, batch, length):
     layer = CASES[name].make()
-    given = {
-        key: PER_EXAMPLE[key][:batch, :length]
-        for key in getattr(mask_of(layer), "given_inputs", ())
-    }
-    if "entries" in given:
-        given["entries"] = given["entries"][:, :, :length]
-    x = np.ones((batch, length, CHANNELS), "float32")
-    return layer, x, {"mask_inputs": given} if given else {}
+    bias = getattr(layer, "bias", None)
+    of_bias = () if bias is None else bias.given_inputs
+    call = {}
+    for argument, names in (
+        ("mask_inputs", inputs_of(name, mask_of(layer))),
+        ("bias_inputs", of_bias),
+    ):
+        given = {key: PER_EXAMPLE[key][:batch, :length] for key in names}
+        for key in {"entries", *registry.INPUTS} & set(given):  # of pairs of tokens
+            given[key] = given[key][:, :, :length]
+        if given:
+            call[argument] = given
+    return layer, np.ones((batch, length, CHANNELS), "float32"), call
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -195,7 +195,7 @@ def add_run_options(
         "--attention",
         type=names_among(attentions),
         default=list(default),
-        help=f"comma-separated, of {','.join(attentions)} [{','.join(default)}]",
+        help=f"comma-separated, of {', '.join(attentions)} [{','.join(default)}]",
     )
     add("--seeds", type=seeds, default=[0], help="comma-separated; one training for each [0]")
     add("--output", type=Path, help=f"folder to write to [results/{folder}]")
