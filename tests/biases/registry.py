@@ -4,7 +4,6 @@ The inputs are those of one batch of two graphs of `LENGTH` nodes, of which the 
 the others. The twins form the matrix entry by entry.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import torch
 
 from keras_graphattn import biases, masks
 from tests import reference_topology as topology
+from tests.hub.t5_bias import bucket
 
 LENGTH, BATCH, SPLIT, TYPES, HOPS, STEPS = 16, 2, 10, 3, 4, 5
 PARENTS = np.array([-1, 0, 0, 1, 1, 2, 3, 5, 7, 8, -1, 10, 10, 11, 13, -1])
@@ -60,23 +60,11 @@ def alibi(weights, length):
     return -torch.exp(weights["log_slopes"])[:, None, None] * away(length).abs()
 
 
-def bucket(ahead, buckets, farthest, both):
-    """The bucket of a key that is `ahead` tokens after the query."""
-    first, distance = 0, max(-ahead, 0)
-    if both:
-        buckets //= 2
-        first, distance = (buckets if ahead > 0 else 0), abs(ahead)
-    exact = buckets // 2
-    if distance < exact:
-        return first + distance
-    grown = math.log(distance / exact) / math.log(farthest / exact) * (buckets - exact)
-    return first + min(exact + int(grown), buckets - 1)
-
-
 def relative(buckets, farthest, both):
     def matrix(weights, length):
         rows = [
-            [bucket(j - i, buckets, farthest, both) for j in range(length)] for i in range(length)
+            [bucket(j - i, not both, buckets, farthest) for j in range(length)]
+            for i in range(length)
         ]
         return weights["buckets"][torch.tensor(rows)].permute(2, 0, 1)
 

@@ -12,16 +12,16 @@ BUCKETS = 32
 FARTHEST = 128
 
 
-def bucket(ahead, causal):
+def bucket(ahead, causal, buckets=BUCKETS, farthest=FARTHEST):
     """The bucket of a key that is `ahead` tokens after the query."""
-    buckets, first, distance = BUCKETS, 0, max(-ahead, 0)
+    first, distance = 0, max(-ahead, 0)
     if not causal:
-        buckets = BUCKETS // 2
+        buckets = buckets // 2
         first, distance = (buckets if ahead > 0 else 0), abs(ahead)
     exact = buckets // 2
     if distance < exact:
         return first + distance
-    grown = math.log(distance / exact) / math.log(FARTHEST / exact) * (buckets - exact)
+    grown = math.log(distance / exact) / math.log(farthest / exact) * (buckets - exact)
     return first + min(exact + int(grown), buckets - 1)
 
 
