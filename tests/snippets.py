@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 import sys
+from importlib.machinery import PathFinder
 from itertools import pairwise
 from pathlib import Path
 
@@ -46,6 +47,18 @@ def missing(block: str) -> list[str]:
     return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
+class OneBackend(PathFinder):
+    """Finds all modules but those of the other backends."""
+
+    hidden: tuple[str, ...] = ()
+
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        if fullname.partition(".")[0] in cls.hidden:
+            return None
+        return super().find_spec(fullname, path, target)
+
+
 def with_tiny_presets() -> None:
     """`from_preset` gives a tiny random GPT-2, with a tokenizer, whichever preset is asked for."""
     from keras_hub import models
@@ -67,7 +80,8 @@ def with_tiny_presets() -> None:
 def main(backend: str, *names: str) -> None:
     os.environ.pop("KERAS_BACKEND", None)
     if "alone" in names:
-        sys.modules |= dict.fromkeys({*BACKENDS} - {backend})  # an import of `None` fails
+        OneBackend.hidden = tuple(name for name in BACKENDS if name != backend)
+        sys.meta_path[sys.meta_path.index(PathFinder)] = OneBackend
     for path in (Path(name) for name in names if name != "alone"):
         module: dict[str, object] = {"__name__": "__main__"}
         for number, block in enumerate(blocks(path)):
@@ -83,7 +97,7 @@ def main(backend: str, *names: str) -> None:
                 with_tiny_presets()
             exec(compile(block, f"{path.name}, block {number}", "exec"), module)
         print(f"ran: {path.name}", flush=True)
-    present = {name for name in BACKENDS if sys.modules.get(name)}
+    present = {name for name in BACKENDS if name in sys.modules}
     assert backend in present
     assert "alone" not in names or present == {backend}
 
