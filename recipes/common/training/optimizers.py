@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_graphattn.biases import Bias
 from keras_graphattn.coefficient_rate import MARK
+from keras_graphattn.keras_internals import walk
 from keras_graphattn.optimizers import learning_rate_multiplier, with_coefficient_rates
 from recipes.common.attentions import DISTANCE, POWER
 
@@ -55,7 +56,7 @@ def coefficient_report(model: keras.Model) -> Callable[[], dict[str, float]]:
 
 def _coefficients(model: keras.Model) -> list[keras.Variable]:
     """The coefficients of filters and masks, without the weights of biases of scores."""
-    biases = [layer for layer in model._flatten_layers() if isinstance(layer, Bias)]
+    biases = [layer for layer in walk(model) if isinstance(layer, Bias)]
     of_biases = {id(variable) for bias in biases for variable in bias.weights}
     marked = [variable for variable in model.trainable_variables if hasattr(variable, MARK)]
     return [variable for variable in marked if id(variable) not in of_biases]
