@@ -17,6 +17,8 @@ from tests.layers.twins import EDGES, FEATURES, built, tokens
 from tests.numerics import BACKEND, assert_close, differentiated, randomise, to_numpy
 from tests.tensor_sizes import largest_tensor
 
+pytestmark = pytest.mark.slow_on("jax")
+
 TOKENS = np.random.default_rng(0).standard_normal((BATCH, LENGTH, 5)).astype("float32")
 OTHERS = [example for example in range(BATCH) if example != BAD]
 RIGHT = {

@@ -24,6 +24,8 @@ from tests.layers.decoding import decoded, initial_state
 from tests.layers.twins import built, tokens
 from tests.numerics import BACKEND, assert_close, to_numpy
 
+pytestmark = pytest.mark.slow_on("jax")
+
 KERNEL, AGF = layers.MaskedKernelAttention, layers.AttentiveGraphFilter
 DELTA, FACTORED = layers.GatedDeltaRule, layers.GraphKernelAttention
 

@@ -232,6 +232,7 @@ def test_no_path_sees_a_neighbour(name):
             assert (outputs[:, 201:210] == 0.0).all()
 
 
+@pytest.mark.slow_on("jax")
 def test_gates_of_65536_tokens():
     """In float64 token by token; gates of 0 and of 1, and steps of a state."""
     generator = np.random.default_rng(0)
