@@ -16,7 +16,7 @@ from keras_graphattn.filters import FILTERS
 from tests import reference, reference_kernel
 from tests.fuzz import cases_of_classes
 from tests.layers.capabilities import ROWS, TOKENS, Row, chain, given_inputs, model_of
-from tests.layers.twins import FORMS
+from tests.layers.twins import FIRST, FORMS
 from tests.layers.unseen_cases import BIASES, CASES, HEADS, LENGTH, MASKS, SIZE, scene
 from tests.numerics import assert_close, randomise, reference_weights, to_numpy
 
@@ -61,7 +61,13 @@ MODELS = {**ROWS, "additive score": Row(CASES["GKAT, additive, GraphDiffusion"].
 MODELS |= {name: Row(form.make, None) for name, form in FORMS.items()}
 
 
-@pytest.mark.parametrize("name", MODELS)
+EVERY = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in FORMS and name not in FIRST else [])
+    for name in MODELS
+]
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_weights_have_the_same_paths_however_the_model_was_made(name, tmp_path):
     assert_made_again(*model_of(MODELS[name]), tmp_path, ("file", "clone"))
 

@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_graphattn import layers
 from tests import reference
-from tests.layers.twins import CHANNELS, FORMS, HEADS, LENGTH, built, tokens
+from tests.layers.twins import CHANNELS, FIRST, FORMS, HEADS, LENGTH, built, tokens
 from tests.numerics import (
     as_seen,
     assert_all_close,
@@ -32,6 +32,7 @@ CASES = [
     for name, form in FORMS.items()
     for length in ((LENGTH,) if form.is_bound else (1, 67))
 ]
+COSTLY = [pytest.param(n, marks=[] if n in FIRST else [pytest.mark.slow]) for n in FORMS]
 TOKEN_MASKS = ("query_mask", "value_mask", "key_mask")
 NEAR = {"bfloat16": 3e-2, "float16": 4e-3}
 
@@ -84,7 +85,7 @@ def test_under_masks(name, data, length):
     check(name, length, 1e-3, **call)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", COSTLY)
 def test_gradients_are_differences_in_float64(name):
     """Along one direction of the tokens and of all weights at once, without a twin."""
     form, step = FORMS[name], 1e-6
@@ -113,7 +114,7 @@ def test_gradients_are_differences_in_float64(name):
 
 @pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("dtype", NEAR)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", COSTLY)
 def test_half_precision_stays_close(name, dtype):
     form = FORMS[name]
     layer, x = built(form.make, 0.1, dtype=f"mixed_{dtype}"), tokens()

@@ -399,10 +399,12 @@ def with_a_mask(options):
 
 
 FORMS: dict[str, Form] = {}
+FIRST: set[str] = set()  # of each family: the fast suite runs costly tests of these only
 
 
 def family(name, kind, twin, variants, **form):
     """Forms with one twin."""
+    FIRST.add(f"{name}, {next(iter(variants))}")
     for variant, options in variants.items():
 
         def make(options=options, **more):
