@@ -9,8 +9,12 @@ from tests.hub.models import moved
 from tests.numerics import to_numpy
 
 
+# In the fast suite, one family stands for three: each writes and reads files.
+EACH = [pytest.param(n, marks=[pytest.mark.slow] if i % 3 else []) for i, n in enumerate(FAMILIES)]
+
+
 @pytest.mark.slow_on("jax", "tensorflow")
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH)
 def test_the_original_does_not_drop_coefficients(name, tmp_path):
     kind, path = family(name), tmp_path / "model.weights.h5"
     converted, again = (

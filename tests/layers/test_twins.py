@@ -72,7 +72,7 @@ def test_at_length(name):
 
 @pytest.mark.slow_on("jax")
 @settings(max_examples=4)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", COSTLY)
 @given(data=st.data(), length=st.sampled_from([1, 7]))
 def test_under_masks(name, data, length):
     length = LENGTH if FORMS[name].is_bound else length
