@@ -8,7 +8,6 @@ from tests.hub.families import FAMILIES, family
 from tests.hub.models import moved
 from tests.numerics import to_numpy
 
-
 # In the fast suite, one family stands for three: each writes and reads files.
 EACH = [pytest.param(n, marks=[pytest.mark.slow] if i % 3 else []) for i, n in enumerate(FAMILIES)]
 
