@@ -37,7 +37,6 @@ from keras_graphattn.operators.softmax import (
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 Tensors = tuple[Tensor, ...]
-PLAIN = Logits()
 
 
 class BlockwiseOperator(Operator):
@@ -93,7 +92,7 @@ class BlockwiseOperator(Operator):
             return SoftmaxOperator(scores, visible, dtype=x.dtype, logits=self.logits).twice(x)
         if not self.logits.is_plain:  # the backend knows the gradients of the added numbers
             return super().twice(x)
-        blocks, tensors = _Blocks.of(self.visibility, self.block_size)
+        blocks, tensors = _Blocks.of(self.visibility, self.block_size, self.logits)
 
         def by_blocks(query: Tensor, key: Tensor, x: Tensor) -> Tensors:
             return _twice(blocks)(query, key, x, *tensors)
@@ -123,13 +122,11 @@ class _Blocks(NamedTuple):
 
     @classmethod
     def of(
-        cls, visibility: Visibility, block_size: int, logits: Logits = PLAIN
+        cls, visibility: Visibility, block_size: int, logits: Logits
     ) -> tuple["_Blocks", Tensors]:
         """The blocks of a visibility and of logits, and their tensors in order."""
-        by_row, whole = visibility.tensors()
         form, tensors = LogitsForm.of(logits)
-        of_logits = form.divided(tensors)
-        by_row, whole = by_row | of_logits[0], whole | of_logits[1]
+        by_row, whole = form.divided(tensors, visibility)
         positional = Visibility(causal=visibility.causal, window=visibility.window)
         blocks = cls(tuple(by_row), tuple(whole), positional, block_size, form)
         return blocks, (*by_row.values(), *whole.values())

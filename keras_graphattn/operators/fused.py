@@ -158,9 +158,7 @@ class FusedOperator(Operator):
 
         length = ops.shape(query)[1]
         form, named = LogitsForm.of(self.logits)
-        of_logits = form.divided(named)
-        by_row, whole = self.pairs.tensors()
-        by_row, whole = by_row | of_logits[0], whole | of_logits[1]
+        by_row, whole = form.divided(named, self.pairs)
         whole |= {"key": key, "x": x, "columns": ops.arange(length, dtype="int32")}
         return map_query_blocks(rows_of_block, {**by_row, "query": query}, whole, length, BLOCK)
 

@@ -334,15 +334,13 @@ def _in_blocks(
     named = dict(zip(blocks.names, tensors, strict=True))
     entries, queries, keys = (named.get(name) for name in ("entries", "queries", "keys"))
     visibility = blocks.visibility._replace(entries=entries, queries=queries, keys=keys)
-    by_row, whole = visibility.tensors()
+    by_row, whole = blocks.logits.divided(named, visibility)
     length = ops.shape(key)[1]
     by_row |= {"query": query, "row_values": values}
     whole |= {"key": key, "values": values, "columns": ops.arange(length, dtype="int32")}
     centre = None if blocks.logits.hides_keys else _common_centre(values, visibility)
     if centre is not None:
         whole["centre"] = centre
-    of_logits = blocks.logits.divided(named)
-    by_row, whole = by_row | of_logits[0], whole | of_logits[1]
     if signal:
         whole["signal"] = signal[0]
 

@@ -181,16 +181,19 @@ class LogitsForm(NamedTuple):
         )
         return form, {name: x for name, x in tensors.items() if x is not None}
 
-    def divided(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The tensors for `map_query_blocks`: those with query rows, and all others."""
+    def divided(
+        self, tensors: Mapping[str, Tensor], visibility: Visibility
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors for `map_query_blocks`, also of a visibility: with query rows, and others."""
         names = {"bias", "sink", "wrong"}
         names |= {f"parameter {name}" for name in self.parameters}
         whole = {name: x for name, x in tensors.items() if name in names}
         whole |= {f"input {name}": tensors[f"input {name}"] for name in self.inputs}
-        if "bias" not in whole:
-            return {}, whole
-        bias = ops.transpose(whole.pop("bias"), (0, 2, 1, 3))  # (B, T, N, S)
-        return ({}, whole | {"bias": bias}) if bias.shape[1] == 1 else ({"bias": bias}, whole)
+        by_row, others = visibility.tensors()
+        if "bias" in whole:
+            bias = ops.transpose(whole.pop("bias"), (0, 2, 1, 3))  # (B, T, N, S)
+            (whole if bias.shape[1] == 1 else by_row)["bias"] = bias
+        return by_row, others | whole
 
     def of_block(
         self, tensors: Mapping[str, Tensor], rows: Int[Tensor, " T"], length: Size
@@ -218,9 +221,7 @@ def zero_rows_without_keys(
         return visibility.zero_other_rows(outputs, block_size)
     form, named = LogitsForm.of(logits)
     length, heads = ops.shape(outputs)[1:3]
-    by_row, whole = visibility.tensors()
-    parts = form.divided(named)
-    by_row, whole = by_row | parts[0], whole | parts[1]
+    by_row, whole = form.divided(named, visibility)
     whole["columns"] = ops.arange(length, dtype="int32")
 
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
