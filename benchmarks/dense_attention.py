@@ -3,7 +3,9 @@
     KERAS_BACKEND=jax python benchmarks/dense_attention.py --lengths 128 512 2048
     KERAS_BACKEND=tensorflow python benchmarks/dense_attention.py --compile xla --memory
     KERAS_BACKEND=jax python benchmarks/dense_attention.py --kind block --batch-size 8 --heads 12
+    KERAS_BACKEND=torch python benchmarks/dense_attention.py --kind bias --lengths 128 512 2048
 
+`--kind bias` compares GraphFilterAttention under a bias of its logits with the same layer without.
 Every case of a length is built first; then they take turns. Runs unchanged on a GPU.
 """
 
@@ -107,6 +109,20 @@ def layer_cases(heads, size, causal):
     return {name: (as_function(layer, causal), layer) for name, layer in layers.items()}
 
 
+def bias_cases(heads, size, causal):
+    """GraphFilterAttention without and with a bias of its logits."""
+    from keras_graphattn import biases
+    from keras_graphattn.layers import GraphFilterAttention
+
+    chosen = {"no bias": None, "Alibi": biases.Alibi(), "positions": biases.RelativePositions()}
+    functions = {}
+    for name, bias in chosen.items():
+        layer = GraphFilterAttention(heads, size, bias=bias)
+        layer.build((None, None, heads * size), (None, None, heads * size))
+        functions[f"GraphFilterAttention, {name}"] = (as_function(layer, causal), layer)
+    return functions
+
+
 def as_function(layer, causal):
     """A built layer as a function of the tokens and the values of its weights."""
     import keras
@@ -160,8 +176,8 @@ def cases(options, length):
     functions = {}
     if options.kind in ("core", "both"):
         functions = {name: (f, signals) for name, f in core_cases(options.causal).items()}
-    makers = {"layer": [layer_cases], "block": [block_cases], "both": [layer_cases]}
-    for make in makers.get(options.kind, []):
+    makers = {"layer": layer_cases, "block": block_cases, "both": layer_cases, "bias": bias_cases}
+    for make in [makers[options.kind]] if options.kind in makers else []:
         keras.config.set_dtype_policy(
             options.dtype if options.dtype == "float32" else f"mixed_{options.dtype}"
         )
@@ -178,7 +194,9 @@ def parse(arguments=None):
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", type=positive, nargs="+", default=[128, 512, 2048])
     parser.add_argument("--causal", action="store_true")
-    parser.add_argument("--kind", default="both", choices=["core", "layer", "block", "both"])
+    parser.add_argument(
+        "--kind", default="both", choices=["core", "layer", "block", "both", "bias"]
+    )
     parser.add_argument("--cases", nargs="+", default=[""], help="words in the names of cases")
     add_options(parser, seconds=60.0)
     return parser.parse_args(arguments)

@@ -10,8 +10,8 @@
 
 Queries, keys and values go in, features are made inside, and so are the gates, from queries. The
 cases of a mask take turns, and ratios are to the first of them. With two lengths or more, the
-exponent of the time in the length is printed at the end. `delta_rule` is the gated delta rule
-beside causal kernel attention. Runs unchanged on a GPU.
+exponent of the time in the length is printed at the end. `delta_rule` is the gated delta rule:
+with all matrices formed, beside causal kernel attention, and in chunks. Runs unchanged on a GPU.
 """
 
 import math
@@ -58,15 +58,37 @@ def attend_by(mask, path, feature_chunk=None, **inputs):
     return function
 
 
-def delta_rule(query, key, value):
-    """The gated delta rule, with gates that depend on the tokens."""
+def gates(query, key, value):
+    """Queries, keys of length 1, values, decays and strengths that depend on the tokens."""
     from keras import ops
 
+    query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
+    key = key / ops.sqrt(ops.sum(ops.square(key), axis=-1, keepdims=True) + 1e-6)
+    return query, key, value, -ops.softplus(query[..., 0] - 4.0), ops.sigmoid(value[..., 0])
+
+
+def delta_rule(query, key, value):
+    """The gated delta rule in chunks."""
     from keras_graphattn.operators.delta_rule import DeltaRuleOperator
 
-    key = key / ops.sqrt(ops.sum(ops.square(key), axis=-1, keepdims=True) + 1e-6)
-    decay, strength = -ops.softplus(query[..., 0] - 4.0), ops.sigmoid(value[..., 0])
-    return DeltaRuleOperator(query, key, decay, strength)(ops.convert_to_tensor(value))
+    query, key, value, log_decay, strength = gates(query, key, value)
+    return DeltaRuleOperator(query, key, log_decay, strength)(value)
+
+
+def dense_delta_rule(query, key, value):
+    """The gated delta rule as M (I + L)^-1 diag(b) V, with both matrices formed."""
+    from keras import ops
+
+    query, key, value, log_decay, strength = gates(query, key, value)
+    query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
+    log_decay, strength = (ops.transpose(x, (0, 2, 1))[..., None] for x in (log_decay, strength))
+    sums, turned = ops.cumsum(log_decay, axis=2), ops.swapaxes(key, -1, -2)
+    decay = ops.tril(ops.exp(ops.minimum(sums - ops.swapaxes(sums, -1, -2), 0.0)))
+    system = ops.tril(strength * decay * ops.matmul(key, turned), -1)
+    system = system + ops.eye(query.shape[2], dtype=system.dtype)
+    written = ops.solve_triangular(system, strength * value, lower=True)
+    outputs = ops.matmul(decay * ops.matmul(query, turned), written)
+    return ops.transpose(outputs, (0, 2, 1, 3))
 
 
 def performer(causal):
@@ -118,8 +140,9 @@ def cases(options, length):
         "all features": attend_by(exponential, "Algorithm 1"),
         "8 features at a time": attend_by(exponential, "Algorithm 1", 8),
     }
-    dense = {} if options.no_dense else {"causal kernel, dense": functions["causal"]["dense"]}
-    functions["delta_rule"] = {**dense, "chunked": delta_rule}
+    causal = functions["causal"].get("dense")
+    dense = {"dense": dense_delta_rule, "causal kernel attention, dense": causal}
+    functions["delta_rule"] = {**({} if options.no_dense else dense), "chunked": delta_rule}
     if is_torch and options.performer:
         functions["unmasked"] = {"performer-pytorch": performer(False), **functions["unmasked"]}
         functions["causal"] = {"performer-pytorch": performer(True), **functions["causal"]}

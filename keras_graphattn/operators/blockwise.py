@@ -24,7 +24,7 @@ from keras_graphattn.numerics.blocks import (
     map_query_blocks,
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, compiled_once
-from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
+from keras_graphattn.numerics.precision import at_least_float32
 from keras_graphattn.operators.operator import Operator, Visibility
 from keras_graphattn.operators.softmax import (
     Logits,
@@ -150,8 +150,7 @@ class _Blocks(NamedTuple):
         columns = ops.arange(length, dtype="int32")
         visible = self.visibility.of_block(tensors, rows, columns)
         logits = self.logits.of_block(tensors, rows, length)
-        scores, visible = logits.of(scores, visible)
-        return logits.without_sink(masked_softmax(scores, visible))
+        return logits.weights(scores, visible)[0]
 
     def weights_by_index(
         self,

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import keras
 from keras import ops
 
 from keras_graphattn.checks import dtype_name
@@ -120,17 +121,38 @@ class Logits(NamedTuple):
         if self.soft_cap is not None:
             scores = self.soft_cap * ops.tanh(scores / self.soft_cap)
         if self.bias is not None:
-            bias = ops.cast(self.bias, scores.dtype)
-            if self.hides_keys:
-                visible = self.seen(visible)
-                hidden = bias == -float("inf")
-                bias = ops.where(hidden, ops.cast(0.0, bias.dtype), bias)
+            bias, visible = self._finite_bias(scores, visible)
             scores = scores + bias
         if self.sink is None:
             return scores, visible
         sink = ops.reshape(ops.cast(self.sink, scores.dtype), (1, -1, 1, 1))
         scores = ops.concatenate([scores, sink + ops.zeros_like(scores[..., :1])], axis=-1)
         return scores, self.with_sink(visible)
+
+    def _finite_bias(
+        self, scores: Float[Tensor, "B N T S"], visible: Num[Tensor, "B? N? T? S?"] | None
+    ) -> tuple[Float[Tensor, "B? N? T? S"], Num[Tensor, "B? N? T? S?"] | None]:
+        """The bias without the infinities that hide keys, and what each query sees."""
+        bias = ops.cast(self.bias, scores.dtype)
+        if not self.hides_keys:
+            return bias, visible
+        hidden = bias == -float("inf")
+        return ops.where(hidden, ops.cast(0.0, bias.dtype), bias), self.seen(visible)
+
+    def weights(
+        self, scores: Float[Tensor, "B N T S"], visible: Num[Tensor, "B? N? T? S?"] | None = None
+    ) -> tuple[Float[Tensor, "B N T S"], Num[Tensor, "B? N? T? S?"] | None]:
+        """The softmax of the logits, and what each query sees; `source` must be formed."""
+        if keras.backend.backend() == "torch" and self.bias is not None and self.sink is None:
+            from keras_graphattn.operators.torch_biased_softmax import biased_softmax
+
+            scores, _ = self._replace(bias=None).of(at_least_float32(scores))
+            bias, visible = self._finite_bias(scores, visible)
+            visible = None if visible is None else ops.cast(visible, "bool")
+            return biased_softmax(scores, bias, visible), visible
+        logits, seen = self.of(scores, visible)
+        weights = self.without_sink(masked_softmax(logits, seen))
+        return weights, None if seen is None else self.without_sink(seen)
 
     def seen(
         self, visible: Num[Tensor, "B? N? T? S?"] | None
@@ -306,9 +328,7 @@ class SoftmaxOperator(MatrixOperator):
             weights = masked_softmax(scores, visible)
         else:
             logits = logits.formed(ops.shape(scores)[-1])
-            changed, seen = logits.of(scores, visible)
-            weights = logits.without_sink(masked_softmax(changed, seen))
-            visible = None if seen is None else logits.without_sink(seen)
+            weights, visible = logits.weights(scores, visible)
         weights = weights if dtype is None else ops.cast(weights, dtype)
         super().__init__(weights, visible, dropout)
 

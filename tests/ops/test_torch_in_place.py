@@ -5,6 +5,7 @@ import pytest
 from keras import ops
 
 from keras_graphattn.operators import BlockwiseOperator, Visibility
+from keras_graphattn.operators.softmax import Logits, SoftmaxOperator, scores_of
 from keras_graphattn.ops import p_laplacian_attention
 from tests.numerics import BACKEND, to_numpy
 
@@ -42,6 +43,18 @@ def p_laplacian(mask, p=(1.0, 2.0, 3.0), drop_diagonal=False, block_size=9):
     return lambda *x: p_laplacian_attention(*x, list(p), mask, **options)
 
 
+def under_a_bias(mask):
+    """Attention whose bias is a function of the first channel of the keys, so it has gradients."""
+
+    def function(query, key, x):
+        bias = -3.0 * ops.transpose(key[..., :1], (0, 2, 3, 1)) ** 2
+        logits = Logits(bias=bias)
+        scores = scores_of(query, key)
+        return SoftmaxOperator(scores, mask.joined(LENGTH), logits=logits)(x)
+
+    return function
+
+
 def found_by(function, inputs, monkeypatch, plain):
     """Outputs, without a gradient too, gradients, and products with the Hessian."""
     import torch
@@ -77,6 +90,21 @@ def test_two_applications(mask, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_softmax_under_a_bias(mask, dtype, monkeypatch):
+    tolerance = 3e-6 if dtype == "float32" else 1e-12
+    assert_same(under_a_bias(MASKS[mask]), tensors(dtype), monkeypatch, tolerance)
+
+
+def test_softmax_under_a_bias_has_no_weights_that_slow_a_cpu_down():
+    scores, steps = ops.zeros((1, 1, 1, 200)), ops.arange(200, dtype="float32")
+    weights = to_numpy(Logits(bias=-steps[None, None, None]).weights(scores)[0])[0, 0, 0]
+    assert weights[60] > 0.0
+    assert not ((weights > 0.0) & (weights < 1e-30)).any()
+    np.testing.assert_allclose(weights[:60], np.exp(-np.arange(60.0)) * (1 - np.exp(-1)), 1e-5)
+
+
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("twins", [0, 8])
 @pytest.mark.parametrize("drop_diagonal", [False, True])
 @pytest.mark.parametrize("block_size", [9, LENGTH])
@@ -96,7 +124,7 @@ def test_how_many_heads_are_taken_together_changes_nothing(numbers, monkeypatch)
             assert_same(function, tensors("float64", 8), monkeypatch, 1e-11)
 
 
-@pytest.mark.parametrize("make", [twice, p_laplacian])
+@pytest.mark.parametrize("make", [twice, p_laplacian, under_a_bias])
 @pytest.mark.parametrize("number", [np.nan, np.inf, 1e35])
 def test_what_is_hidden_may_be_any_number(make, number, monkeypatch):
     inputs = tensors("float32")

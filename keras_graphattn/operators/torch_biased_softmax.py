@@ -1,0 +1,47 @@
+"""Softmax of scores plus a bias with torch on a CPU, without weights that slow the CPU down.
+
+Under a bias that grows with the distance, the weights of far tokens are subnormal numbers, and a
+CPU multiplies these many times as slowly as others. TensorFlow and jax round them to 0 by
+themselves. Here weights below 1e-30 become 0, so that products with small gradients stay normal
+numbers too: their sum is far below the rounding of a row, whose weights sum to 1.
+"""
+
+import torch
+
+from keras_graphattn.numerics.precision import hidden_logit, masked_softmax
+from keras_graphattn.numerics.torch_gradient import Gradients, Tensors, in_place
+from keras_graphattn.types import Bool, Float, Tensor
+
+_SMALLEST = 1e-30
+
+
+def biased_softmax(
+    scores: Float[Tensor, "B N T S"],
+    bias: Float[Tensor, "B? N? T? S"],
+    visible: Bool[Tensor, "B? N? T? S?"] | None = None,
+) -> Float[Tensor, "B N T S"]:
+    """`masked_softmax(scores + bias, visible)`."""
+    masks = [] if visible is None else [visible]
+    (weights,) = in_place(_plain, _value, _gradient, scores, bias, *masks)
+    return weights
+
+
+def _plain(scores: Tensor, bias: Tensor, *masks: Tensor) -> Tensors:
+    return (masked_softmax(scores + bias, *masks),)
+
+
+def _value(keep: bool, scores: Tensor, bias: Tensor, *masks: Tensor) -> tuple[Tensors, Tensors]:
+    out = scores + bias
+    for visible in masks:
+        out.masked_fill_(~visible, hidden_logit())
+    out = torch.nn.functional.threshold_(torch.softmax(out, -1, out=out), _SMALLEST, 0.0)
+    for visible in masks:  # a row that sees nothing is 0, not an average
+        out.mul_(visible)
+    return (out,), (out,) if keep else ()
+
+
+def _gradient(tensors: Tensors, kept: Tensors, upstream: Tensors) -> Gradients:
+    scores, bias, *masks = tensors
+    slopes = torch._softmax_backward_data(upstream[0], kept[0], -1, scores.dtype)
+    of_bias = slopes.sum_to_size(bias.shape) if bias.requires_grad else None
+    return slopes, of_bias, *(None for _ in masks)
