@@ -34,6 +34,7 @@ from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
+from keras_graphattn.layers.scaled_high_frequency_attention import ScaledHighFrequencyAttention
 from keras_graphattn.operators.softmax import Logits
 
 __all__ = [
@@ -56,6 +57,7 @@ STOCK: dict[str, type] = {
     "p_laplacian": PLaplacianAttention,
     "attentive_graph_filter": AttentiveGraphFilter,
     "masked_kernel": MaskedKernelAttention,
+    "scaled_high_frequency": ScaledHighFrequencyAttention,
 }
 CACHED: dict[str, type] = {
     "graph_filter": stock.CachedGraphFilterAttention,
@@ -447,6 +449,7 @@ ALIASES = {
     **dict.fromkeys(("plat", "plaplacianattention"), "p_laplacian"),
     **dict.fromkeys(("agf", "attentivegraphfilterattention"), "attentive_graph_filter"),
     "maskedkernelattention": "masked_kernel",
+    **dict.fromkeys(("attnscale", "scaledhighfrequencyattention"), "scaled_high_frequency"),
 }
 HINTS = {
     **dict.fromkeys(

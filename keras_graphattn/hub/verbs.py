@@ -61,10 +61,10 @@ def convert(
 ) -> keras.Layer:
     """Replaces a model's self-attention by graph attention, in place.
 
-    All weights keep their values and their places. With `"graph_filter"`, and with `"p_laplacian"`
-    and `p=2`, the converted model starts with the outputs of the original. `"p_laplacian"` with
-    other exponents, `"attentive_graph_filter"` and `"masked_kernel"` compute something else with
-    the pretrained projections: the model has to be fine-tuned before it is of use.
+    All weights keep their values and their places. With `"graph_filter"`, `"p_laplacian"` and
+    `p=2`, or `"scaled_high_frequency"`, it starts with the outputs of the original. `"p_laplacian"`
+    with other exponents, `"attentive_graph_filter"` and `"masked_kernel"` compute something else
+    with the pretrained projections: the model has to be fine-tuned before it is of use.
 
     The model can be saved, loaded (where `keras_graphattn` and KerasHub are imported), cloned,
     copied, pickled, quantised and trained like any other. The same holds for models that are made
@@ -85,8 +85,9 @@ def convert(
             that has any of them in it. Models that hold `model` now carry the conversion too:
             they drop their compiled functions, and tell it when they are saved or cloned.
         attention: `"graph_filter"` (or `"gfsa"`), `"p_laplacian"` (`"p-lat"`),
-            `"attentive_graph_filter"` (`"agf"`) or `"masked_kernel"`. For backbones with an
-            attention class of their own, such as Llama, Mistral and Qwen: the first two.
+            `"attentive_graph_filter"` (`"agf"`) or `"masked_kernel"`; for encoders such as BERT and
+            ViT also `"scaled_high_frequency"` (`"attnscale"`). For backbones with an attention
+            class of their own, such as Llama, Mistral and Qwen: the first two.
         where: `"all"`; `"even"` (indices 0, 2, 4, ...) or `"odd"`; `"first:<n>"` or `"last:<n>"`;
             an index or a list of indices; or a regular expression that is searched for in the
             paths of the attention layers. `inspect` shows indices and paths.

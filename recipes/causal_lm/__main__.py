@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.causal_lm.data import DATASETS, LEVELS, WORD_DATASETS, Problem
-from recipes.common.attentions import RATE, Settings, label
+from recipes.common.attentions import OF_LAYERS, RATE, Settings, label
 from recipes.common.command.options import check_heads
 from recipes.common.command.parsing import UsageError, at_least, flags, run_program
 from recipes.common.output.notes import absent_note, coefficient_notes, settings_note
@@ -24,9 +24,6 @@ SIZES = {"layers": 4, "d_model": 128, "heads": 4, "feed_forward": 512, "dropout"
 SCRATCH = {**SIZES, "context": 128, "batch_size": 16, "learning_rate": 1e-3, "warm_up": 100}
 PRESET = {"context": 1024, "batch_size": 4, "learning_rate": 5e-5, "warm_up": 0}
 HINT = "{:g}; with --preset {:g}"
-# attentions that `convert` does not have
-FROM_SCRATCH = ("differential", "differential_2", "scaled_high_frequency", "forgetting")
-FROM_SCRATCH += ("gated_decay", "gated_delta_rule")
 # the rate of coefficients, relative to other weights: the defaults of layers and masks
 MULTIPLIERS = {"gfsa": 10.0, "masked_kernel": 30.0}
 
@@ -84,7 +81,7 @@ class CausalLanguageModels(Recipe):
         "Trains and compares causal language models of different attention; writes perplexities, "
         "curves, samples and the best model."
     )
-    attentions = ("softmax", "gfsa", "p_laplacian", "masked_kernel", *FROM_SCRATCH)
+    attentions = ("softmax", "gfsa", "p_laplacian", "masked_kernel", *OF_LAYERS)
     by_default = ("softmax", "gfsa")
     training = {"epochs": 10, "patience": 3, **dict.fromkeys(PRESET)}
     del training["context"]
@@ -118,7 +115,7 @@ class CausalLanguageModels(Recipe):
 
     def refuse(self, options: argparse.Namespace) -> None:
         sizes = [name for name in SIZES if getattr(options, name) is not None]
-        attentions = [name for name in options.attention if name in FROM_SCRATCH]
+        attentions = [name for name in options.attention if name in OF_LAYERS]
         if options.preset and attentions:
             raise UsageError(
                 f"--attention {','.join(attentions)}: no --preset has it, only models from scratch"

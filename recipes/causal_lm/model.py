@@ -20,7 +20,7 @@ from keras.initializers import RandomNormal
 
 import keras_graphattn
 from recipes.causal_lm.data import FORM, Problem, per_word
-from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
+from recipes.common.attentions import ATTENTIONS, OF_LAYERS, Trial, layer_arguments
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.batches import Windows
 from recipes.common.data.sources import loading_preset
@@ -75,7 +75,7 @@ def build(trial: Trial) -> keras.Model:
     """
     options, size = trial.options, trial.problem.vocabulary.size
     verb = ATTENTIONS[trial.attention].convert
-    if verb is None and trial.attention != "softmax":
+    if trial.attention in OF_LAYERS:
         return of_layers(size, options, trial.seed, functools.partial(_attention, trial))
     model = _from_preset(options) if options.preset else _from_scratch(size, options)
     if verb is not None:

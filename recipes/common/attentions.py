@@ -71,7 +71,7 @@ _ALL = (
     Attention("topological", "topological", "#2ca02c", KERNEL, "masked_kernel", KERNEL_OPTIONS),
     Attention(
         *("scaled_high_frequency", "AttnScale", "#bcbd22"),
-        "keras_graphattn.layers:ScaledHighFrequencyAttention",
+        *("keras_graphattn.layers:ScaledHighFrequencyAttention", "scaled_high_frequency"),
         options=(RATE,),
     ),
     Attention(
@@ -100,6 +100,9 @@ _ALL = (
     ),
 )
 ATTENTIONS = {attention.name: attention for attention in _ALL}
+# Attentions that `convert` does not put into a decoder.
+OF_LAYERS = ("differential", "differential_2", "scaled_high_frequency", "forgetting")
+OF_LAYERS += ("gated_decay", "gated_delta_rule")
 
 # For filters and masks of recipes: at 1e-3, Adam moves a coefficient by about 5e-2 in a step. The
 # defaults of layers and masks are 10 and 30; the results of the recipes were made with 50.

@@ -40,7 +40,7 @@ class Case:
 
     def convert(self, backbone):
         if self.attention is not None:
-            options = OPTIONS[self.attention]
+            options = OPTIONS.get(self.attention, {})
             keras_graphattn.convert(backbone, self.attention, self.family.where, **options)
         return moved(backbone)
 

@@ -24,7 +24,9 @@ def cases(attentions, names):
 
 OTHERS = ("attentive_graph_filter", "masked_kernel")
 BOTH = ("graph_filter", "p_laplacian")
-ALL = [*cases(BOTH, BACKBONES), *cases(OTHERS, STOCK)]
+ENCODERS = [name for name in STOCK if name not in ("bart", "gpt2", "opt", "whisper")]
+SCALED = list(cases(("scaled_high_frequency",), ENCODERS))
+ALL = [*cases(BOTH, BACKBONES), *cases(OTHERS, STOCK), *SCALED]
 
 
 @pytest.mark.parametrize(("name", "attention"), list(cases(OTHERS, STOCK)))
@@ -40,6 +42,15 @@ def test_other_kinds_compute_something_else_and_go_back(name, attention):
         keras_graphattn.revert(backbone)
         assert type(backbone) is plain
         assert_equal_outputs(outputs(backbone, inputs), before, tolerance=1e-7)
+
+
+@pytest.mark.parametrize(("name", "attention"), SCALED)
+def test_amplified_attention_starts_as_the_original(name, attention):
+    backbone = family(name).make()
+    inputs = random_inputs(backbone)
+    before = outputs(backbone, inputs)
+    keras_graphattn.convert(backbone, attention)
+    assert_equal_outputs(outputs(backbone, inputs), before, tolerance=1e-5)
 
 
 @pytest.mark.parametrize(("name", "attention"), ALL)

@@ -103,6 +103,7 @@ def test_an_optimizer_without_a_configuration_is_refused_before_the_conversion()
         ("p-Laplacian", "p_laplacian"),
         ("agf", "attentive_graph_filter"),
         ("masked kernel", "masked_kernel"),
+        ("AttnScale", "scaled_high_frequency"),
     ],
 )
 def test_published_names(name, meant):
