@@ -36,7 +36,7 @@ from scipy.spatial.distance import pdist, squareform
 import keras_graphattn
 from keras_graphattn.analysis import plot_mask
 from keras_graphattn.graphs import Graph, GraphBatches, precompute
-from keras_graphattn.layers import GraphKernelAttention, GraphMeanPooling
+from keras_graphattn.layers import EdgeAttention, GraphKernelAttention, GraphMeanPooling
 from keras_graphattn.masks import GraphDiffusion, GraphRandomFeatures, RandomWalk, Tree
 
 
@@ -176,6 +176,23 @@ else:
         axis.set_title(name)
     figure.colorbar(points, ax=axes, fraction=0.03, label=f"attention of the ringed node {node}")
     save(figure, "attention.png")
+
+"""
+## Edges only, for large graphs
+
+`EdgeAttention` is softmax attention along the edges. It forms a number for each edge and none for
+other pairs of nodes, so time and memory grow with the number of edges. An expander graph adds a few
+random edges to each node: a few steps along them lead to any other node. A filter that applies A
+twice looks two edges far, for the price of two such sums.
+"""
+
+NODES = 20_000
+random = np.random.default_rng(0)
+first, apart = random.integers(NODES, size=5 * NODES), random.integers(1, NODES, size=5 * NODES)
+large = Graph(np.stack([first, (first + apart) % NODES], axis=1), num_nodes=NODES)
+layer = EdgeAttention(2, 8, graph=large, expander_degree=4, filter="first_order", order=2, seed=0)
+outputs = layer(random.normal(size=(1, NODES, 16)).astype("float32"))
+print(f"{NODES:,} nodes with {len(large.edges):,} edges: outputs {tuple(outputs.shape)}")
 
 """
 ## From graphs to a trained model

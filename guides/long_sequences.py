@@ -29,8 +29,13 @@ import keras
 import numpy as np
 
 from keras_graphattn.filters import FirstOrder
-from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention, MaskedKernelAttention
-from keras_graphattn.masks import Causal, Exponential, Product, Segments
+from keras_graphattn.layers import (
+    AttentiveGraphFilter,
+    GatedDeltaRule,
+    GraphFilterAttention,
+    MaskedKernelAttention,
+)
+from keras_graphattn.masks import Causal, Exponential, GatedDecay, Product, Segments
 
 HEADS, SIZE, WIDTH = 4, 16, 64
 keras.utils.set_random_seed(0)
@@ -96,6 +101,9 @@ print(f"AGF on {LENGTH} tokens: test accuracy {accuracy:.3f}")
 A causal layer of this kind needs no cache of all tokens before. Its state is a few sums, which are
 as large after ten tokens as after a million. The outputs are those of the full pass. A prompt of
 several tokens goes through `decode` in one call.
+
+With `GatedDecay` the tokens decide how fast the past fades: that is gated linear attention.
+`GatedDeltaRule` also replaces what its state holds for a key.
 """
 
 
@@ -107,6 +115,8 @@ text = random.normal(size=(1, 200, WIDTH)).astype("float32")
 layers = {
     "AGF": AttentiveGraphFilter(HEADS, SIZE, order=3, causal=True),
     "kernel": MaskedKernelAttention(HEADS, SIZE, mask=Exponential(2, causal=True)),
+    "kernel, gated": MaskedKernelAttention(HEADS, SIZE, mask=GatedDecay()),
+    "delta rule": GatedDeltaRule(HEADS, SIZE),
 }
 for name, layer in layers.items():
     start = text[:, :20]

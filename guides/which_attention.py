@@ -26,6 +26,7 @@ from sklearn.model_selection import train_test_split
 
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
+    DifferentialAttention,
     GraphFilterAttention,
     MaskedKernelAttention,
     PLaplacianAttention,
@@ -39,6 +40,7 @@ attentions = {
     "softmax": lambda: keras.layers.MultiHeadAttention(HEADS, SIZE),
     "GFSA": lambda: GraphFilterAttention(HEADS, SIZE, order=3),
     "p-LaT": lambda: PLaplacianAttention(HEADS, SIZE, p=[1.5, 1.5, 2.5, 2.5], epsilon=0.5),
+    "differential": lambda: DifferentialAttention(HEADS // 2, SIZE),
     "AGF": lambda: AttentiveGraphFilter(HEADS, SIZE, order=3),
     "kernel": lambda: MaskedKernelAttention(HEADS, SIZE, feature_map="squared_relu"),
     "kernel, exponential mask": lambda: MaskedKernelAttention(HEADS, SIZE, mask=Exponential(2)),
@@ -134,10 +136,14 @@ for name in ("softmax", "GFSA", "kernel, exponential mask"):
 | a pretrained model to fine-tune | `convert(model, "graph_filter")`, which starts as the model |
 | a deep model whose tokens become alike | a graph filter, `FirstOrder(start="high_pass")` |
 | values that should stay apart or come together | `PLaplacianAttention`, p above or below 2 |
+| attention that is spread over tokens without meaning | `DifferentialAttention` |
 | long sequences | `AttentiveGraphFilter` or `MaskedKernelAttention` |
 | long sequences in which distance counts | masks `Exponential` and `Toeplitz` |
 | images as grids of patches | the mask `BlockToeplitz` |
 | trees and graphs | masks `Tree` and `GraphDiffusion`, `GraphKernelAttention` |
+| graphs of many thousands of nodes | `EdgeAttention` |
+| distances, or edges on paths, in softmax attention | a `bias` of `keras_graphattn.biases` |
 | none of these | softmax: it is the simplest, and has the fastest kernels |
 | token by token, with a state of fixed size | a causal mask, `AttentiveGraphFilter(causal=True)` |
+| the same, where the tokens decide what is forgotten | the mask `GatedDecay`, `GatedDeltaRule` |
 """
