@@ -6,18 +6,19 @@ A bias returns its matrix whole (`dense`) or some rows at a time (`rows`), so at
 and decoding never form all of it.
 """
 
-from collections.abc import Iterator, Sequence
+import functools
+import operator
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import keras
 from keras import ops
 
 from keras_graphattn.checks import is_list
-from keras_graphattn.keras_internals import move
-from keras_graphattn.masks.inputs import Arrays, Flags, Length, Tensors, either
-from keras_graphattn.masks.mask import PairMatrix, Positions, Rows, Shape, widest_dtype
-from keras_graphattn.serialization import resolve, restored
-from keras_graphattn.types import Bool, Float, Tensor
+from keras_graphattn.masks.composed import Composed
+from keras_graphattn.masks.mask import PairMatrix, Rows, widest_dtype
+from keras_graphattn.serialization import resolve
+from keras_graphattn.types import Tensor
 
 BIASES: dict[str, type["Bias"]] = {}  # by name; filled by `keras_graphattn.biases`
 
@@ -79,7 +80,7 @@ class Bias(PairMatrix):
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class Sum(Bias):
+class Sum(Composed, Bias):
     """b = b_1 + b_2 + ..., such as Graphormer's biases for distances and for edges on paths.
 
     Args:
@@ -99,6 +100,8 @@ class Sum(Bias):
     [[0.0, -0.75], [-0.75, 0.0]]
     """
 
+    _parts_name = "biases"
+
     def __init__(self, biases: Sequence[Bias | str | dict[str, Any]], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not is_list(biases) or len(biases) < 2:
@@ -108,8 +111,7 @@ class Sum(Bias):
             )
         self.biases: list[Bias] = [get(bias) for bias in biases]
         self._share_multiplier()
-        names = [name for bias in self.biases for name in bias.inputs_at_call]
-        self.inputs_at_call = tuple(dict.fromkeys(names))
+        self._take_inputs()
         read = [name for bias in self.biases if bias.reads_tokens for name in bias.inputs_at_call]
         if len(set(read)) < len(read):
             raise ValueError(
@@ -118,116 +120,10 @@ class Sum(Bias):
                 "one of them."
             )
         self.hides_keys = any(bias.hides_keys for bias in self.biases)
-        self.reads_tokens = any(bias.reads_tokens for bias in self.biases)
 
-    def build(self, input_shape: Shape) -> None:
-        super().build(input_shape)
-        for bias in self.biases:
-            if not bias.built:
-                bias.build(input_shape)
-            elif bias._parent is None:
-                move(bias, self)
-
-    @property
-    def given_inputs(self) -> tuple[str, ...]:
-        names = [name for bias in self.biases for name in bias.given_inputs]
-        return tuple(dict.fromkeys(names))
-
-    def build_reader(self, tokens_shape: Shape) -> None:
-        for bias in self.biases:
-            bias.build_reader(tokens_shape)
-
-    def inputs_of_tokens(
-        self, tokens: Float[Tensor, "B T d"], kept: Bool[Tensor, "B T"] | None
-    ) -> Tensors:
-        read: Tensors = {}
-        for bias in self.biases:
-            read |= bias.inputs_of_tokens(tokens, kept)
-        return read
-
-    def empty_inputs(self, batch_size: int, length: int, num_heads: int) -> Tensors:
-        empty: Tensors = {}
-        for bias in self.biases:
-            empty |= bias.empty_inputs(batch_size, length, num_heads)
-        return empty
-
-    def parameters(self) -> Tensors:
-        return {
-            f"{place} {name}": tensor
-            for place, bias in enumerate(self.biases)
-            for name, tensor in bias.parameters().items()
-        }
-
-    def _each(
-        self, parameters: Tensors, inputs: Tensors
-    ) -> Iterator[tuple[Bias, Tensors, Tensors]]:
-        """The biases, each with its own parameters and inputs."""
-        for place, bias in enumerate(self.biases):
-            start = f"{place} "
-            own = (name for name in parameters if name.startswith(start))
-            weights = {name.removeprefix(start): parameters[name] for name in own}
-            yield bias, weights, {n: inputs[n] for n in bias.inputs_at_call if n in inputs}
-
-    def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
-        return _added([b._matrix(length, *own) for b, *own in self._each(parameters, inputs)])
-
-    def _rows(
-        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
-    ) -> Rows:
-        each = self._each(parameters, inputs)
-        return _added([bias._rows(positions, length, *own) for bias, *own in each])
-
-    def _block_rows(
-        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
-    ) -> Rows:
-        each = self._each(parameters, inputs)
-        return _added([bias._block_rows(positions, length, *own) for bias, *own in each])
-
-    def _check_built(self) -> None:
-        for bias in self.biases:
-            bias._check_built()
-
-    def _check_length(self, length: int) -> None:
-        for bias in self.biases:
-            bias._check_length(length)
-
-    def _check_values(self, inputs: Arrays, length: int | None) -> bool:
-        each = self._each({}, inputs)
-        are_usable = [bias._check_values(tensors, length) for bias, _, tensors in each]
-        return all(are_usable)
-
-    def _bounded(self, inputs: Tensors, length: Length) -> tuple[Tensors, Flags]:
-        bounded: Tensors = {}
-        wrong: Flags = None
-        for bias, _, own in self._each({}, inputs):
-            if own:
-                tensors, flags = bias._bounded(own, length)
-                bounded, wrong = bounded | tensors, either(wrong, flags)
-        return bounded, wrong
-
-    @property
-    def _own_length(self) -> int | None:
-        return next((b._own_length for b in self.biases if b._own_length is not None), None)
-
-    def get_config(self) -> dict[str, object]:
-        biases = [keras.saving.serialize_keras_object(bias) for bias in self.biases]
-        return {**super().get_config(), "biases": biases}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Sum":
-        biases = config.get("biases")
-        if isinstance(biases, (list, tuple)):
-            biases = [restored("biases", bias) for bias in biases]
-        return cls(**{**config, "biases": biases})
-
-
-def _added(rows: Sequence[Rows]) -> Rows:
-    """The sum of some rows, in their widest dtype."""
-    dtype = widest_dtype(rows)
-    total = ops.cast(rows[0], dtype)
-    for row in rows[1:]:
-        total = total + ops.cast(row, dtype)
-    return total
+    def _combined(self, rows: list[Rows]) -> Rows:
+        dtype = widest_dtype(rows)
+        return functools.reduce(operator.add, (ops.cast(term, dtype) for term in rows))
 
 
 def get(bias: Any) -> Bias:

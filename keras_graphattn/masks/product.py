@@ -3,39 +3,33 @@
 import functools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar, Unpack
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import keras
 from keras import ops
 
 from keras_graphattn.checks import is_list
-from keras_graphattn.keras_internals import move
 from keras_graphattn.masks.chunked import Causal, ChunkedMask, Form
-from keras_graphattn.masks.inputs import Arrays, Flags, Length, Tensors, either
+from keras_graphattn.masks.composed import Composed
+from keras_graphattn.masks.inputs import Tensors
 from keras_graphattn.masks.low_rank import Factored
 from keras_graphattn.masks.mask import (
     FORMED_PATHS,
     Mask,
     MaskOptions,
     Operands,
-    Positions,
     Rows,
-    Shape,
     Signal,
     get,
     sum_over_features,
     widest_dtype,
 )
 from keras_graphattn.operators.kernel import unmasked_attention
-from keras_graphattn.serialization import restored
-from keras_graphattn.types import Bool, Float, Tensor
-
-Kind = TypeVar("Kind", bound=Mask)
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class Product(ChunkedMask):
+class Product(Composed, ChunkedMask):
     """M[i, j] = M_1[i, j] M_2[i, j] ...
 
     | factors | path |
@@ -68,6 +62,8 @@ class Product(ChunkedMask):
     [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
 
+    _parts_name = "masks"
+
     def __init__(
         self, masks: Sequence[Mask | str | dict[str, Any]], **kwargs: Unpack[MaskOptions]
     ) -> None:
@@ -83,6 +79,7 @@ class Product(ChunkedMask):
             for factor in (mask.masks if isinstance(mask, Product) else [mask])
         ]
         self._share_multiplier()
+        self._take_inputs()
         names = [name for mask in self.masks for name in mask.inputs_at_call]
         if len(set(names)) < len(names):
             raise ValueError(
@@ -90,8 +87,6 @@ class Product(ChunkedMask):
                 f"masks={[type(mask).__name__ for mask in self.masks]}, which take {names}. Join "
                 "them into one mask."
             )
-        self.inputs_at_call = tuple(names)
-        self.reads_tokens = any(mask.reads_tokens for mask in self.masks)
         self._check_readers()
         self.is_causal = any(mask.is_causal for mask in self.masks)
         self.hides_keys = any(mask.hides_keys for mask in self.masks)
@@ -132,46 +127,6 @@ class Product(ChunkedMask):
         """The factors that are neither computed in chunks nor of low rank."""
         return [mask for mask in self.masks if not isinstance(mask, (ChunkedMask, Factored))]
 
-    def build(self, input_shape: Shape) -> None:
-        super().build(input_shape)
-        for mask in self.masks:
-            if not mask.built:
-                mask.build(input_shape)
-            elif mask._parent is None:  # else the weights keep the paths that the layer gave them
-                move(mask, self)
-
-    @property
-    def given_inputs(self) -> tuple[str, ...]:
-        return tuple(name for mask in self.masks for name in mask.given_inputs)
-
-    def inputs_of_tokens(
-        self, tokens: Float[Tensor, "B T d"], kept: Bool[Tensor, "B T"] | None
-    ) -> Tensors:
-        read = [mask.inputs_of_tokens(tokens, kept) for mask in self.masks]
-        return {name: x for inputs in read for name, x in inputs.items()}
-
-    def empty_inputs(self, batch_size: int, length: int, num_heads: int) -> Tensors:
-        empty = [mask.empty_inputs(batch_size, length, num_heads) for mask in self.masks]
-        return {name: x for inputs in empty for name, x in inputs.items()}
-
-    def parameters(self) -> Tensors:
-        return {
-            f"{place} {name}": tensor
-            for place, mask in enumerate(self.masks)
-            for name, tensor in mask.parameters().items()
-        }
-
-    def _each(
-        self, parameters: Tensors, inputs: Tensors, kind: type[Kind]
-    ) -> Iterator[tuple[Kind, Tensors, Tensors]]:
-        """The factors of a class, each with its own parameters and inputs."""
-        for place, mask in enumerate(self.masks):
-            if isinstance(mask, kind):
-                start = f"{place} "
-                own = (name for name in parameters if name.startswith(start))
-                weights = {name.removeprefix(start): parameters[name] for name in own}
-                yield mask, weights, {n: inputs[n] for n in mask.inputs_at_call if n in inputs}
-
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         """Returns one form for all factors that are computed in chunks."""
         form = Form()
@@ -192,20 +147,9 @@ class Product(ChunkedMask):
             return other._attend(tokens, path, parameters, inputs)
         return sum_over_features(other._causal_signal, tokens, path, parameters, inputs)
 
-    def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
-        return _joined(m._matrix(length, *own) for m, *own in self._each(parameters, inputs, Mask))
-
-    def _rows(
-        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
-    ) -> Rows:
-        each = self._each(parameters, inputs, Mask)
-        return _joined(mask._rows(positions, length, *own) for mask, *own in each)
-
-    def _block_rows(
-        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
-    ) -> Rows:
-        each = self._each(parameters, inputs, Mask)
-        return _joined(mask._block_rows(positions, length, *own) for mask, *own in each)
+    def _combined(self, rows: list[Rows]) -> Rows:
+        dtype = widest_dtype(rows)
+        return functools.reduce(operator.mul, (ops.cast(factor, dtype) for factor in rows))
 
     def choose_path(
         self, length: int | None, features: int | None = None, width: int | None = None
@@ -215,53 +159,3 @@ class Product(ChunkedMask):
             choose = other.choose_causal_path if self._some_chunked else other.choose_path
             return choose(length, features, width)
         return super().choose_path(length, features, width)
-
-    def _check_built(self) -> None:
-        for mask in self.masks:
-            mask._check_built()
-
-    def _check_length(self, length: int) -> None:
-        for mask in self.masks:
-            mask._check_length(length)
-
-    def _check_values(self, inputs: Arrays, length: int | None) -> bool:
-        each = self._each({}, inputs, Mask)
-        are_usable = [mask._check_values(tensors, length) for mask, _, tensors in each]
-        return all(are_usable)
-
-    def _bounded(self, inputs: Tensors, length: Length) -> tuple[Tensors, Flags]:
-        bounded: Tensors = {}
-        wrong: Flags = None
-        for mask, _, own in self._each({}, inputs, Mask):
-            if own:
-                tensors, flags = mask._bounded(own, length)
-                bounded, wrong = bounded | tensors, either(wrong, flags)
-        return bounded, wrong
-
-    @property
-    def _own_length(self) -> int | None:
-        return next((m._own_length for m in self.masks if m._own_length is not None), None)
-
-    def get_config(self) -> dict[str, object]:
-        first = [self.masks.index(mask) for mask in self.masks]
-        # a factor that appears twice is one mask: its second place has the index of the first
-        masks = [
-            keras.saving.serialize_keras_object(mask) if place == index else place
-            for index, (mask, place) in enumerate(zip(self.masks, first, strict=True))
-        ]
-        return {**super().get_config(), "masks": masks}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Product":
-        masks = config.get("masks")
-        if isinstance(masks, (list, tuple)):
-            masks = [restored("masks", mask) for mask in masks]
-            masks = [masks[mask] if isinstance(mask, int) else mask for mask in masks]
-        return cls(**{**config, "masks": masks})
-
-
-def _joined(factors: Iterable[Rows]) -> Rows:
-    """The product of the factors' entries, in their widest dtype."""
-    rows = list(factors)
-    dtype = widest_dtype(rows)
-    return functools.reduce(operator.mul, (ops.cast(factor, dtype) for factor in rows))

@@ -346,3 +346,16 @@ def test_a_gated_decay_forgets_and_decodes(path):
     pairs = np.ones((LENGTH, LENGTH), bool)
     with pytest.raises(ValueError, match="hides their tokens"):
         layer(x, attention_mask=pairs)
+
+
+def test_a_bias_that_is_added_twice_is_one_bias_after_loading_too():
+    bias = biases.RelativePositions(num_buckets=8, max_distance=20)
+    twice = biases.Sum([bias, bias])
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(twice))
+    for each in (twice, again):
+        each.build((None, None, 2, None))
+    again.set_weights(twice.get_weights())
+    assert again.biases[0] is again.biases[1]
+    expected = 2.0 * to_numpy(bias.dense(5))
+    np.testing.assert_allclose(to_numpy(twice.dense(5)), expected, rtol=1e-6)
+    np.testing.assert_allclose(to_numpy(again.dense(5)), expected, rtol=1e-6)

@@ -212,8 +212,9 @@ def graphs_of_examples(generator, length):
 
 def random_walk(generator, length):
     edges = hubs(generator, length)
-    exact, a = bool(generator.integers(2)), generator.uniform(-1.0, 4.0)
-    decay, steps = 10.0 ** generator.uniform(-2, 2, HEADS), int(generator.integers(1, 6))
+    # powers of larger decays and norms are refused
+    exact, a = bool(generator.integers(2)), generator.uniform(-1.0, 3.0)
+    decay, steps = 10.0 ** generator.uniform(-1, 1, HEADS), int(generator.integers(1, 6))
     options = {"walk_length": steps, "learn_decay": True, "decay": decay, "normalization": a}
     mask = masks.RandomWalk(edges, num_nodes=length, num_walks=3, exact=exact, **options)
     built(mask, length)
