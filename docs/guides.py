@@ -18,7 +18,8 @@ from docs.paths import GUIDES
 # The order of reading: what all need, then the kinds of data, then the parts, then use
 ORDER = (
     *("first_steps", "which_attention", "long_sequences", "images", "graphs", "decoders"),
-    *("smoothing", "filters", "masked_attention", "masks", "your_own", "distribution", "serving"),
+    *("smoothing", "filters", "masked_attention", "masks", "your_own"),
+    *("distribution", "torch_processes", "serving"),
 )
 # What a guide imports that the package does not need, and the extra that brings it
 EXTRAS = {"sklearn": "guides", "keras_hub": "hub"}

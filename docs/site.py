@@ -17,7 +17,7 @@ from docs.paths import CONFIG, IDENTIFIERS, OUTPUT, OUTPUTS_OF_GUIDES, ROOT
 RECIPES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/README.md"))
 TOPICS = (
     *("filters", "masks", "biases", "linear_attention"),
-    *("keras_hub", "graphs", "precision", "speed"),
+    *("keras_hub", "graphs", "precision", "speed", "scaling"),
 )
 # Files of the repository that are pages as they stand
 FILES = {

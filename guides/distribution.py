@@ -154,8 +154,12 @@ are elsewhere than the new ones would be.
 AGF and kernel attention need no more of other tokens than sums over them. With the tokens of each
 sequence shared out, every device holds n / p of them, and what crosses devices is a few matrices of
 the size of a head, whatever n: XLA puts in all-reduces, and no all-gather. Under causal, segment
-and exponential masks one such matrix per chunk of 64 tokens is gathered. Dense and blockwise
-attention work too, but gather the tokens.
+and exponential masks one such matrix per chunk of 64 tokens is gathered.
+
+Softmax attention needs all keys. `GraphFilterAttention` and `DifferentialAttention` with
+`attention_path="blockwise"` send them around a ring of devices: each device has the keys of n / p
+tokens at a time, and the result is exact. The dense path works too, but gathers all tokens on each
+device.
 """
 
 if backend == "jax":
@@ -175,7 +179,8 @@ which is `jax.distributed.initialize` and one seed for all. `list_devices()` the
 all hosts. Keep the axes that exchange most ("model", "sequence") within a host, and "batch" across
 hosts. `fit` takes a `tf.data.Dataset` with whole batches there and gives each host its part; other
 data must be shared out beforehand (`auto_shard_dataset=False`). Files are written by one host:
-`if jax.process_index() == 0`.
+`if jax.process_index() == 0`. The recipes do all this with `--processes`: see
+[Several devices and hosts](../docs/pages/scaling.md).
 
 ## Layers that filter a dense matrix
 

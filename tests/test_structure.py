@@ -14,7 +14,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 ORDER = (
     ("types",),
     ("checks", "files", "version", "keras_internals"),
-    ("numerics", "serialization", "coefficient_rate"),
+    ("numerics", "serialization", "coefficient_rate", "sequence_parallel"),
     ("operators",),
     ("filters", "feature_maps", "masks", "optimizers"),
     ("graphs", "biases"),

@@ -39,6 +39,7 @@ from keras_graphattn.operators.blockwise import BlockwiseOperator
 from keras_graphattn.operators.fused import FusedOperator
 from keras_graphattn.operators.operator import Operator, Visibility, all_of, four_dimensional
 from keras_graphattn.operators.p_laplacian import CachedPLaplacianOperator, PLaplacianOperator
+from keras_graphattn.operators.ring import ring_of
 from keras_graphattn.operators.softmax import (
     Logits,
     PairRows,
@@ -836,8 +837,12 @@ class ConvertedGraphFilter(Filtered, ConvertedAttention):
                 f"{type(self).__name__} was given a bias of its scores, which only the dense path "
                 f'keeps. Received: attention_path="{path}". Convert with attention_path="dense".'
             )
+        size = self.settings.block_size
+        if path != "dense":
+            ring = ring_of(query, key, visibility, scale, size, logits)
+            if ring is not None:
+                return ring
         if path == "blockwise":
-            size = self.settings.block_size
             return BlockwiseOperator(query, key, visibility, scale, size, logits)
         if path == "fused":
             flash = keras.config.is_flash_attention_enabled()

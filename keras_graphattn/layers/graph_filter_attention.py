@@ -13,6 +13,7 @@ from keras_graphattn.operators.blockwise import BlockwiseOperator
 from keras_graphattn.operators.cached import Cache, CachedOperator
 from keras_graphattn.operators.fused import FusedOperator
 from keras_graphattn.operators.operator import Operator
+from keras_graphattn.operators.ring import ring_of
 from keras_graphattn.operators.softmax import (
     Logits,
     MatrixOperator,
@@ -56,7 +57,8 @@ class GraphFilterAttention(SelfAttention):
         attention_path: `"dense"` forms A. `"blockwise"` forms it for `block_size` query rows at a
             time, in both directions. `"fused"` calls `keras.ops.dot_product_attention` for each
             application. The last two never form A, so they have no dropout, no scores and no
-            filter matrix.
+            filter matrix. Under `keras_graphattn.distribution.SequenceParallel`, both send keys and
+            values around a ring of devices, and allow no bias.
             `"dense"` by default, `"fused"` with `flash_attention=True`.
         block_size: Number of query rows at a time on the blockwise path.
         bias: Numbers that are added to the scores: a bias of `keras_graphattn.biases`, or the name
@@ -176,6 +178,10 @@ class GraphFilterAttention(SelfAttention):
         _, query, key, _ = tokens
         shared = query, key, call.visibility, self.score_scale
         logits = self.logits(tokens, call)
+        if self.attention_path != "dense":
+            ring = ring_of(*shared, self.block_size, logits)
+            if ring is not None:
+                return ring
         if self.attention_path == "blockwise":
             return BlockwiseOperator(*shared, self.block_size, logits)
         if self.attention_path == "fused":

@@ -11,6 +11,7 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ from recipes.common.command.options import (
     refuse_unused,
 )
 from recipes.common.command.parsing import Parser, UsageError, choose_backend, run_command
+from recipes.common.command.processes import is_writer, together, wait_for_all
 from recipes.common.output.notes import coefficient_notes
 from recipes.common.training.records import (
     ACCURACY,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 # options that do not change the numbers of a run
 _OF_THE_COMMAND = {"attention", "seeds", "output", "overwrite", "verbose", "published", "released"}
+_OF_THE_COMMAND |= {"processes"}
 _OF_THE_FILES = {"data_dir", "cache_dir", "tensorboard", "skip_saved_model", "backend"}
 
 
@@ -183,6 +186,8 @@ class Recipe(abc.ABC):
         if published:
             parser.set_defaults(**published)
             options = parser.parse_args(arguments)
+        if options.processes is not None:
+            options.distribute = "data"
         refuse_unused(options, self.attentions, published)
         self.refuse(options)
         for name, value in self.defaults(options).items():
@@ -222,14 +227,22 @@ class Recipe(abc.ABC):
         check_installed(options)
         choose_backend(options.backend)
         check_attentions(options, self.settings(options))
+        with together(options):
+            self._run_in_place(options)
+
+    def _run_in_place(self, options: argparse.Namespace) -> None:
         check_devices(options)
         folder = getattr(options, "data_dir", None)
         if folder is not None and not folder.exists():
             raise UsageError(f"--data-dir {folder} does not exist. Give {self.data_files}")
         problem = self.load(options)
-        with only_run_in(options.output), keras_configured(options.precision):
+        with ExitStack() as stack:
+            stack.enter_context(keras_configured(options.precision))
             settings = self._all_settings(problem, options)
-            check_settings(options.output, settings, options.overwrite)
+            if is_writer(options):
+                stack.enter_context(only_run_in(options.output))
+                check_settings(options.output, settings, options.overwrite)
+            wait_for_all(options, "settings")
             self._train_and_report(problem, settings, self.complete(problem, options))
 
     def _all_settings(self, problem: Any, options: argparse.Namespace) -> Settings:
@@ -262,6 +275,8 @@ class Recipe(abc.ABC):
             for attention in options.attention:
                 trial = self.trial(problem, attention, options, seed)
                 train_run(trial, output, self.model.prepare, criterion)
+        if not is_writer(options):
+            return
         runs = finished_runs(output, self.attentions, criterion)
         results = report.write_results(output, facts, settings, runs, self.packages)
         title = self.title(problem, options)

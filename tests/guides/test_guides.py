@@ -16,7 +16,8 @@ FAST = {
     "jax": ("your_own",),
     "tensorflow": ("serving",),
 }
-LONG = ("decoders", "graphs", "images", "masks", "smoothing")  # in `make test-slow` only
+# in `make test-slow` only
+LONG = ("decoders", "graphs", "images", "masks", "smoothing", "torch_processes")
 
 
 def test_the_fast_suites_run_each_guide_once_but_the_long_ones():

@@ -51,7 +51,8 @@ def on_devices(options: argparse.Namespace) -> Iterator[None]:
             yield
         return
     try:
-        keras.distribution.set_distribution(keras.distribution.DataParallel())
+        parallel = keras.distribution.DataParallel(auto_shard_dataset=False)
+        keras.distribution.set_distribution(parallel)
         yield
     finally:
         keras.distribution.set_distribution(None)

@@ -30,6 +30,7 @@ from recipes.common.command.parsing import (
     number_in,
     seeds,
 )
+from recipes.common.command.processes import place
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "keras_graphattn"
@@ -208,6 +209,13 @@ def add_run_options(
         const="data",
         default=False,
         help="share out the batches over all devices (jax, tensorflow)",
+    )
+    add(
+        "--processes",
+        type=place,
+        metavar="PLACE",
+        help="this is one of several processes that share out the batches (jax): auto, or "
+        "ADDRESS:PORT of process 0,COUNT,NUMBER; all with the same --output",
     )
     add("--tensorboard", action="store_true", help="write TensorBoard logs as well")
     if saved_model:

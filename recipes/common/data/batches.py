@@ -1,8 +1,9 @@
 """Batches of constant shapes, in an order that depends on the seed and the epoch only.
 
 `Batches` of arrays of one length, `Windows` over one long row of tokens, and `Buckets` of sequences
-of about the same length. Interrupted training continues with the same batches as without the
-interruption. The last batch is filled up with rows of weight 0: nothing is compiled twice.
+of about the same length; `OfProcess` has the rows of one of several processes. Interrupted training
+continues with the same batches as without the interruption. The last batch is filled up with rows
+of weight 0: nothing is compiled twice.
 """
 
 from typing import Any
@@ -115,6 +116,25 @@ class Windows(Batches):
             "padding_mask": np.ones(places.shape, "int32"),
         }
         return inputs, self.tokens[places + 1].astype("int32"), counted.astype("float32")
+
+
+class OfProcess(keras.utils.PyDataset):
+    """The rows of batches that one of several processes has: its share of every array."""
+
+    def __init__(self, batches: keras.utils.PyDataset, number: int, count: int) -> None:
+        super().__init__()
+        self.batches, self.number, self.count = batches, number, count
+
+    @property
+    def num_batches(self) -> int:
+        return self.batches.num_batches
+
+    def __getitem__(self, index: int) -> Batch:
+        return keras.tree.map_structure(self._share, self.batches[index])
+
+    def _share(self, array: np.ndarray) -> np.ndarray:
+        rows = len(array) // self.count
+        return array[self.number * rows :][:rows]
 
 
 def bucket_lengths(lengths: np.ndarray, longest: int, count: int = 4) -> list[int]:

@@ -8,6 +8,7 @@ the weights of the epoch that `state.json` names always exist.
 
 import dataclasses
 import math
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ import numpy as np
 
 from recipes.common.attentions import Trial
 from recipes.common.command.devices import on_devices
-from recipes.common.data.batches import Batches
+from recipes.common.command.processes import check_equal, is_shared, is_writer
+from recipes.common.data.batches import Batches, OfProcess
 from recipes.common.storage import atomically, check_room, write_csv, write_json
 from recipes.common.training.optimizers import coefficient_report
 from recipes.common.training.records import (
@@ -47,50 +49,87 @@ def train_run(
     output: Path,
     prepare: Callable[[Trial], Training],
     criterion: Criterion = ACCURACY,
-) -> Run:
+) -> Run | None:
     """Trains one attention with one seed, or continues an unfinished training.
 
-    Raises `FloatingPointError` in an epoch that leaves a loss or a weight that is not finite.
+    Of several processes, the one that writes returns the run, and the others `None`. Raises
+    `FloatingPointError` in an epoch that leaves a loss or a weight that is not finite.
     """
     name, options = run_name(trial.attention, trial.seed), trial.options
     state, run = read_run(output, trial.attention, trial.seed, criterion)
+    check_equal(
+        options,
+        state.epoch if run is None else -1,
+        f"{output} must be one folder for all processes. They see runs of different epochs",
+    )
     if run is not None:
         print(f"{name}: finished before")
         return run
     with on_devices(options):
-        keras.utils.set_random_seed(trial.seed)
-        training = prepare(trial)
+        training, coefficients = _begun(trial, prepare)
         model, batches = training.model, training.batches
-        coefficients = coefficient_report(model)
         counts = (len(batches.labels), len(training.validation_batches.labels))
         print(f"{name}: {counts[0]} training, {counts[1]} validation examples", flush=True)
         keeper = KeepRun(name, output, state, training, options, criterion)
         callbacks = [keras.callbacks.TerminateOnNaN(), *_with_averages(model), keeper]
-        if options.tensorboard:
+        if options.tensorboard and is_writer(options):
             logs = str(output / "tensorboard" / name)
             callbacks.append(keras.callbacks.TensorBoard(logs, write_graph=False))
         keeper.restore(model)
         if not state.ends(options.epochs, options.patience):
             model.fit(
-                batches,
-                validation_data=training.validation_batches,
+                rows_of_process(batches, options),
+                validation_data=rows_of_process(training.validation_batches, options),
                 epochs=options.epochs,
                 initial_epoch=state.epoch,
                 shuffle=False,
                 callbacks=callbacks,
                 verbose=options.verbose,
             )
-        model.load_weights(weights_file(keeper.folder, state.best_epoch))
-        take_averages(model)
-        state.finished = True
-        keeper.save_state()
-        record = {
-            "parameters": model.count_params(),
-            "similarity": list(training.measure()) if training.measure else [],
-            "reported": {**(training.report() if training.report else {}), **coefficients()},
-        }
+        if not is_shared(options):
+            record = _finish(keeper, training, coefficients)
+    if not is_writer(options):
+        return None
+    if is_shared(options):  # the others take no part: on the devices of this process
+        record = _finish(keeper, *_begun(trial, prepare))
     write_json(keeper.folder / "run.json", record)
     return Run(trial.attention, trial.seed, keeper.folder, state, criterion=criterion, **record)
+
+
+def _begun(
+    trial: Trial, prepare: Callable[[Trial], Training]
+) -> tuple[Training, Callable[[], dict[str, float]]]:
+    """A training at its start, and what reports how far its coefficients have moved since."""
+    keras.utils.set_random_seed(trial.seed)
+    training = prepare(trial)
+    return training, coefficient_report(training.model)
+
+
+def _finish(
+    keeper: "KeepRun", training: Training, coefficients: Callable[[], dict[str, float]]
+) -> dict[str, Any]:
+    """Takes the weights of the chosen epoch, and what is recorded of the model with them."""
+    model = training.model
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    model.load_weights(weights_file(keeper.folder, keeper.state.best_epoch))
+    take_averages(model)
+    keeper.state.finished = True
+    keeper.save_state()
+    return {
+        "parameters": model.count_params(),
+        "similarity": list(training.measure()) if training.measure else [],
+        "reported": {**(training.report() if training.report else {}), **coefficients()},
+    }
+
+
+def rows_of_process(batches: Batches, options: Any) -> keras.utils.PyDataset:
+    """The rows of the batches that this process passes to its devices."""
+    if not is_shared(options):
+        return batches
+    import jax
+
+    return OfProcess(batches, jax.process_index(), jax.process_count())
 
 
 class KeepRun(keras.callbacks.Callback):
@@ -113,6 +152,7 @@ class KeepRun(keras.callbacks.Callback):
         self.history_file = output / "histories" / f"{name}.csv"
         self.state, self.criterion = state, criterion
         self.batches, self.test_batches = training.batches, training.test_batches
+        self.options, self.is_writer = options, is_writer(options)
         self.epochs, self.patience = options.epochs, options.patience
 
     def restore(self, model: keras.Model) -> None:
@@ -147,7 +187,10 @@ class KeepRun(keras.callbacks.Callback):
             )
         if self.test_batches is not None:
             test = self.model.evaluate(
-                self.test_batches, verbose=0, return_dict=True, callbacks=_with_averages(self.model)
+                rows_of_process(self.test_batches, self.options),
+                verbose=0,
+                return_dict=True,
+                callbacks=_with_averages(self.model),
             )
             logs.update({f"test_{name}": value for name, value in test.items()})
         metrics = {name: float(value) for name, value in logs.items()}
@@ -159,13 +202,25 @@ class KeepRun(keras.callbacks.Callback):
             keras.ops.convert_to_numpy(variable).tolist()
             for variable in random_generators(self.model)
         ]
-        with atomically(weights_file(self.folder, epoch + 1)) as writing:
+        self.save_weights()
+        if self.is_writer:
+            self.save_state()
+        self.model.stop_training = state.ends(self.epochs, self.patience)
+
+    def save_weights(self) -> None:
+        """Writes the weights of the last epoch, with the optimizer.
+
+        Keras exchanges numbers between processes here. So those that do not write take part.
+        """
+        if not self.is_writer:
+            with tempfile.TemporaryDirectory() as folder:
+                self.model.save_weights(Path(folder, "unused.weights.h5"))
+            return
+        with atomically(weights_file(self.folder, self.state.epoch)) as writing:
             variables = [*self.model.variables, *self.model.optimizer.variables]
             # the numbers, and the data that HDF5 adds for each tensor
             check_room(writing, sum(math.prod(v.shape) * 8 + 4096 for v in variables))
             self.model.save_weights(writing)
-        self.save_state()
-        self.model.stop_training = state.ends(self.epochs, self.patience)
 
     def save_state(self) -> None:
         """Writes the state and the history, then removes the weights no longer needed."""
