@@ -1,6 +1,6 @@
 """Several processes that train one model together (JAX), such as those of the hosts of a TPU slice.
 
-All of them run the same command with the same files. The process 0 alone writes and prints. If a
+All of them run the same command with the same files. Only process 0 writes and prints. If a
 process ends early, every other one ends too, with one line. Does not import Keras itself.
 """
 
