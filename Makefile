@@ -122,13 +122,14 @@ docs: $(VENV)/.docs
 	KERAS_BACKEND=torch $(BIN)/python -m docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -f build/mkdocs.yml
 
-# Commits the site as a version to the branch gh-pages and pushes it. "1.2.0 latest" also moves the alias.
+# Commits the site as a version to the branch gh-pages and pushes it. mike calls mkdocs by its name. Colab does not
+# follow links, so an alias is a copy. "1.2.0 latest" also moves the alias.
 DOCS_VERSION ?= dev
 
 deploy-docs: $(VENV)/.docs
 	KERAS_BACKEND=torch $(BIN)/python -m docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --push --update-aliases -F build/mkdocs.yml $(DOCS_VERSION)
-	$(if $(findstring latest,$(DOCS_VERSION)),$(BIN)/mike set-default --push -F build/mkdocs.yml latest)
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --push --update-aliases --alias-type copy -F build/mkdocs.yml $(DOCS_VERSION)
+	$(if $(findstring latest,$(DOCS_VERSION)),PATH="$(CURDIR)/$(BIN):$$PATH" mike set-default --push -F build/mkdocs.yml latest)
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest results site build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache
