@@ -24,6 +24,7 @@ FILES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "guides/reach.md": "reach.md",
     "guides/capabilities.md": "capabilities.md",
     "guides/differences_from_keras.md": "differences_from_keras.md",
@@ -158,7 +159,7 @@ def navigation() -> list:
         {"Results": ["results/index.md", *of_recipes]},
         {"Reference": packages},
         {"Errors": "troubleshooting.md"},
-        {"Project": ["stability.md", "contributing.md", "changelog.md"]},
+        {"Project": ["stability.md", "security.md", "contributing.md", "changelog.md"]},
     ]
 
 

@@ -13,7 +13,7 @@ CALIBRATES = tuple(map(int, keras.__version__.split(".")[:2])) > (3, 15)
 
 
 def policies_of(layer: keras.Layer) -> keras.dtype_policies.DTypePolicyMap | None:
-    """The dtype policies of the quantised sublayers, by path; `None` if there is none.
+    """The dtype policies of the quantised sublayers, by path; `None` without any.
 
     Keras' own attention leaves them out of its configuration, and its quantised files cannot be
     loaded.

@@ -42,7 +42,9 @@ def rendered(kept):
             ratio = max(each[name] / each[STOCK] for each in errors)
             cells.append(f"{ratio:.2f} ({max(each[name] for each in errors):.3f})")
         lines.append(f"| {' | '.join([name, *cells])} |")
-    return TEXT.read_text().format(ran_on=ran_on, table="\n".join(lines))
+    return TEXT.read_text().format(
+        ran_on=ran_on, backends=" ".join(backends), table="\n".join(lines)
+    )
 
 
 def main():
