@@ -8,14 +8,15 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Threads that spin while they wait slow each other down where processes share cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-slow lint coverage wheel versions docs clean
+.PHONY: help demo test test-slow lint coverage dist check-dist wheel versions docs deploy-docs clean
 
 help:
 	@echo "make demo      set up, train softmax, GFSA and AGF on JapaneseVowels, export a SavedModel"
 	@echo "make test      set up, lint, and run the tests on: $(BACKENDS)"
 	@echo "make test-slow the tests that need minutes, too"
 	@echo "make lint      ruff and mypy"
-	@echo "make wheel     build the wheel and try it in an empty environment for each of: $(BACKENDS)"
+	@echo "make dist      build the wheel and the sdist into dist/, and check them with twine"
+	@echo "make wheel     the same, and try both in an empty environment for each of: $(BACKENDS)"
 	@echo "make versions  the tests with the oldest supported packages, then with the newest"
 	@echo "make docs      build the documentation site: open site/index.html"
 	@echo "make coverage  branch coverage of keras_graphattn over all backends; fails below 92 %"
@@ -65,24 +66,32 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Each backend has an environment of its own: the wheel and the snippets must not need another one.
-wheel: $(VENV)/.dev
+dist: $(VENV)/.dev
 	rm -rf build dist
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
-	@set -e; version=$$($(BIN)/python -c "exec(open('keras_graphattn/version.py').read()); print(__version__)"); \
-	wheel=$$(ls "$$(pwd)"/dist/*.whl); folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; cp tests/wheel_check.py tests/snippets.py "$$folder"; \
+
+# Each backend has an environment of its own: wheel, sdist and snippets must not need another one. It has no tools, so
+# that a Python without wheels of all of them can be checked.
+check-dist:
+	@set -e; version=$$($(PYTHON) -c "exec(open('keras_graphattn/version.py').read()); print(__version__)"); root=$$(pwd); \
+	folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; cp tests/wheel_check.py tests/snippets.py "$$folder"; \
 	for backend in $(BACKENDS); do \
-	  echo "== wheel on $$backend"; \
 	  $(PYTHON) -m venv "$$folder/venv"; \
 	  if [ $$backend = torch ]; then "$$folder/venv/bin/python" -m pip install -q "$(TORCH)"; fi; \
-	  "$$folder/venv/bin/python" -m pip install -q "$$wheel[$$backend]"; \
-	  (cd "$$folder" && KERAS_BACKEND=$$backend venv/bin/python wheel_check.py "$$folder" $$version); \
-	  "$$folder/venv/bin/python" -m pip install -q "$$wheel[guides]"; \
-	  root=$$(pwd); (cd "$$folder" && venv/bin/python snippets.py $$backend \
+	  for file in "$$root"/dist/*.tar.gz "$$root"/dist/*.whl; do \
+	    echo "== $${file##*/} on $$backend"; \
+	    "$$folder/venv/bin/python" -m pip install -q "$$file[$$backend]"; \
+	    (cd "$$folder" && KERAS_BACKEND=$$backend venv/bin/python wheel_check.py "$$folder" $$version); \
+	    if [ "$${file##*.}" = gz ]; then "$$folder/venv/bin/python" -m pip uninstall -q -y keras-graphattn; fi; \
+	  done; \
+	  "$$folder/venv/bin/python" -m pip install -q "$$file[guides]"; \
+	  (cd "$$folder" && venv/bin/python snippets.py $$backend \
 	    "$$root"/README.md "$$root"/docs/pages/*.md "$$root"/guides/*.py); \
 	  rm -rf "$$folder/venv"; \
 	done
+
+wheel: dist check-dist
 
 # Oldest: the lower bounds of pyproject.toml themselves. Newest: what pip finds today.
 VERSIONS ?= oldest newest
@@ -112,6 +121,15 @@ coverage: $(VENV)/.dev
 docs: $(VENV)/.docs
 	KERAS_BACKEND=torch $(BIN)/python -m docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -f build/mkdocs.yml
+
+# Commits the site as a version to the branch gh-pages and pushes it. mike calls mkdocs by its name. Colab does not
+# follow links, so an alias is a copy. "1.2.0 latest" also moves the alias.
+DOCS_VERSION ?= dev
+
+deploy-docs: $(VENV)/.docs
+	KERAS_BACKEND=torch $(BIN)/python -m docs
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --push --update-aliases --alias-type copy -F build/mkdocs.yml $(DOCS_VERSION)
+	$(if $(findstring latest,$(DOCS_VERSION)),PATH="$(CURDIR)/$(BIN):$$PATH" mike set-default --push -F build/mkdocs.yml latest)
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest results site build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache

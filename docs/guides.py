@@ -5,15 +5,21 @@ The first block is the header: lines of `Name: value`, and then text, if any. Th
 becomes a page, with what it printed and drew, and a Jupyter notebook.
 
     python -m docs.guides guides/first_steps.py notebooks    # writes notebooks/first_steps.ipynb
+
+The site's notebooks also have the outputs, and an "Open in Colab" link where the site is deployed
+from a repository on GitHub.
 """
 
 import ast
+import base64
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from docs.paths import GUIDES
+from docs.paths import GUIDES, NOTEBOOKS_ON_GITHUB, REPOSITORY
+from keras_graphattn.version import INSTALL_FROM_GITHUB
 
 # The order of reading: what all need, then the kinds of data, then the parts, then use
 ORDER = (
@@ -103,6 +109,7 @@ def page(guide: Guide, printed: list[Printed]) -> str:
     variables = " ".join(f"{name}={value}" for name, value in environment(guide).items())
     facts.append(f"**The outputs below:** `{variables} python guides/{guide.name}.py`")
     files = f"[Script]({guide.name}.py) · [Notebook]({guide.name}.ipynb)"
+    files += f" · [Open in Colab]({colab(guide)})" if REPOSITORY else ""
     parts = [f"# {header['Title']}", "  \n".join([*facts, files])]
     outputs = iter(printed)
     for block in guide.blocks:
@@ -117,15 +124,37 @@ def page(guide: Guide, printed: list[Printed]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def notebook(guide: Guide) -> str:
-    """A Jupyter notebook of the guide, without outputs."""
+def colab(guide: Guide) -> str:
+    """Where Google Colab opens the notebook: it reads that of the deployed site on GitHub."""
+    return f"https://colab.research.google.com/github/{NOTEBOOKS_ON_GITHUB}/{guide.name}.ipynb"
+
+
+def notebook(guide: Guide, printed: list[Printed] | None = None, folder: Path = Path()) -> str:
+    """A Jupyter notebook of the guide; with what each code block printed, and drew in `folder`."""
     title = f"# {guide.header['Title']}\n\n{guide.header['Description']}"
     cells = [_cell(0, Block("text", title, 1))]
+    if REPOSITORY:
+        cells[0]["source"] += f"\n\n[Open in Colab]({colab(guide)})"
+        install = "%" + INSTALL_FROM_GITHUB.format("guides", REPOSITORY)
+        cells.append({**_cell(0, Block("code", install, 1)), "id": "install"})
     cells += [_cell(number, block) for number, block in enumerate(guide.blocks, 1)]
+    codes = [cell for cell in cells if cell["cell_type"] == "code" and cell["id"] != "install"]
+    for number, (cell, output) in enumerate(zip(codes, printed or [], strict=False), 1):
+        cell["execution_count"] = number
+        cell["outputs"] = [*_outputs(output, folder)]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     whole = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def _outputs(output: Printed, folder: Path) -> Iterator[dict]:
+    """What a code block printed and drew, as a notebook has it."""
+    if output.text.strip():
+        yield {"output_type": "stream", "name": "stdout", "text": output.text}
+    for name in output.pictures:
+        picture = base64.b64encode((folder / name).read_bytes()).decode()
+        yield {"output_type": "display_data", "metadata": {}, "data": {"image/png": picture}}
 
 
 def _cell(number: int, block: Block) -> dict:

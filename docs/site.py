@@ -17,13 +17,14 @@ from docs.paths import CONFIG, IDENTIFIERS, OUTPUT, OUTPUTS_OF_GUIDES, ROOT
 RECIPES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/README.md"))
 TOPICS = (
     *("filters", "masks", "biases", "linear_attention"),
-    *("keras_hub", "graphs", "precision", "speed", "scaling"),
+    *("keras_hub", "graphs", "precision", "quantisation", "speed", "scaling"),
 )
 # Files of the repository that are pages as they stand
 FILES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "guides/reach.md": "reach.md",
     "guides/capabilities.md": "capabilities.md",
     "guides/differences_from_keras.md": "differences_from_keras.md",
@@ -158,7 +159,7 @@ def navigation() -> list:
         {"Results": ["results/index.md", *of_recipes]},
         {"Reference": packages},
         {"Errors": "troubleshooting.md"},
-        {"Project": ["contributing.md", "changelog.md"]},
+        {"Project": ["stability.md", "security.md", "contributing.md", "changelog.md"]},
     ]
 
 
@@ -178,7 +179,9 @@ def write() -> None:
         _write(OUTPUT / path, text)
     print("pictures of layers and masks", flush=True)
     for path in guides.all_guides():
-        _write(OUTPUT / "guides" / f"{path.stem}.ipynb", guides.notebook(guides.read(path)))
+        guide, folder = guides.read(path), kept / path.stem
+        text = guides.notebook(guide, outputs_of(guide, folder), folder)  # kept, so not run again
+        _write(OUTPUT / "guides" / f"{path.stem}.ipynb", text)
         shutil.copy(path, OUTPUT / "guides" / path.name)
         for picture in (kept / path.stem).rglob("*.png"):
             _copy(picture, OUTPUT / "guides" / picture.relative_to(kept / path.stem))

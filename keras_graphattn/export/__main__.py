@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument(
         "--signature",
         type=json.loads,
-        default=DEFAULT,
+        default=json.dumps(DEFAULT),  # argparse reads it as if it were given
         help="the argument `signature` of `export_saved_model`, as JSON",
     )
     arguments = parser.parse_args()

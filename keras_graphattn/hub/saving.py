@@ -68,12 +68,28 @@ class Conversions:
 
     @classmethod
     def from_config(cls, config: Config) -> "Conversions":
-        """The conversions that `get_config` described."""
+        """The conversions that `get_config` described.
+
+        Raises:
+            ValueError: For anything else, such as what is left of a damaged file.
+        """
+        try:
+            count, found = config["num_sites"], config["conversions"]
+            parts = [(x["attention"], x["options"], list(x["sites"])) for x in found]
+            is_right = all(i in range(count) for _, _, sites in parts for i in sites)
+        except (KeyError, TypeError):
+            is_right = False
+        if not is_right:
+            raise ValueError(
+                "The file does not say which layers were converted: it is damaged or was changed. "
+                "Expected `num_sites` and a list `conversions` of `attention`, `options` and "
+                f"`sites`, which are below `num_sites`. Received: {config!r}"
+            )
         entries = []
-        for entry in config["conversions"]:
-            options = keras.saving.deserialize_keras_object(entry["options"])
-            entries.append((Request(entry["attention"], options), list(entry["sites"])))
-        return cls(entries, config["num_sites"])
+        for attention, options, sites in parts:
+            restored = keras.saving.deserialize_keras_object(options)
+            entries.append((Request(attention, restored), sites))
+        return cls(entries, count)
 
 
 def waiting_in(layer: keras.Layer) -> Conversions | None:
@@ -388,7 +404,16 @@ class AdaptedFiles(Part):
     def load_lora_weights(self, filepath: str | os.PathLike[str]) -> None:
         import h5py
 
-        with h5py.File(filepath, "r") as file, tempfile.TemporaryDirectory() as folder:
+        try:
+            opened = h5py.File(filepath, "r")
+        except FileNotFoundError:
+            raise
+        except OSError as error:  # it does not name the file
+            raise OSError(
+                "`filepath` must be a whole file of LoRA weights. Received: "
+                f"filepath={str(filepath)!r}. The cause: {error}"
+            ) from error
+        with opened as file, tempfile.TemporaryDirectory() as folder:
             if KEY not in file:  # of a model that is not converted
                 super().load_lora_weights(filepath)
                 return

@@ -46,6 +46,7 @@ from keras_graphattn.filters import get as get_filter
 from keras_graphattn.keras_internals import keras_mask_of
 from keras_graphattn.layers.attention_axes import AttentionAxes
 from keras_graphattn.layers.conversion_mark import ConversionMark
+from keras_graphattn.layers.quantisation import policies_of, refuse_calibrated
 from keras_graphattn.masks.mask import PairMatrix
 from keras_graphattn.numerics.precision import at_least_float32, in_one_dtype, without_padding
 from keras_graphattn.operators.cached import Cache, CachedOperator, updated_booleans
@@ -126,6 +127,13 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         # Keras wraps `build` in each instance, too.
         self.build = self._undone_if_refused(self.build)  # type: ignore[method-assign]
         self._flash_attention = False
+
+    def get_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = super().get_config()
+        policies = policies_of(self)
+        if policies is not None:
+            config["dtype"] = keras.dtype_policies.serialize(policies)
+        return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
@@ -293,8 +301,11 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         A `DTypePolicyMap` may give each projection its own dtype. Values are 0 in padding: a
         bias would change that.
         """
-        queries, keys = self.query_dense(query), self.key_dense(key)
-        values = self.value_dense(value)
+        projections = self.query_dense, self.key_dense, self.value_dense
+        refuse_calibrated(self, (*projections, self.output_dense))
+        queries, keys, values = (
+            projection(x) for projection, x in zip(projections, (query, key, value), strict=True)
+        )
         if visible_keys is not None:
             values = without_padding(values, visible_keys)
         return Tokens(query, *in_one_dtype(queries, keys, values))

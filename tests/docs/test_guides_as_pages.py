@@ -1,6 +1,7 @@
 """A guide's script, its page and its notebook say the same."""
 
 import ast
+import base64
 import json
 
 import pytest
@@ -96,6 +97,23 @@ def test_pages_and_notebooks_have_all_code_of_a_guide(path):
     texts = len(guide.blocks) - len(code) + ("\n\n" not in header)  # a mere header is no block
     together = ast.parse("\n".join(block.source for block in code))
     assert len(together.body) == len(whole) - texts
+
+
+def test_a_notebook_has_the_outputs_and_opens_in_colab(script, tmp_path, monkeypatch):
+    guide = guides.read(script)
+    (tmp_path / "b.png").write_bytes(b"picture")
+    monkeypatch.setattr(guides, "REPOSITORY", "owner/name")
+    printed = [Printed(), Printed("42", ("b.png",))]
+    cells = json.loads(guides.notebook(guide, printed, tmp_path))["cells"]
+    assert "](https://colab.research.google.com/github/" in cells[0]["source"]
+    install, first, last = (cell for cell in cells if cell["cell_type"] == "code")
+    assert install["source"].startswith("%pip install")
+    assert "github.com/owner/name" in install["source"]
+    assert first["outputs"] == []
+    text, picture = last["outputs"]
+    assert text["text"] == "42"
+    assert base64.b64decode(picture["data"]["image/png"]) == b"picture"
+    assert "Open in Colab" in guides.page(guide, printed)
 
 
 def test_a_failing_guide_is_told(script, tmp_path, monkeypatch):

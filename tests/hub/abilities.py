@@ -132,9 +132,18 @@ def int8(case, folder):
 
 def loss_in_int8(case):
     """How far the outputs are from those of float32."""
-    backbone, inputs = case.converted()
+    return loss_of(*case.converted(), "int8")
+
+
+def loss_of(backbone, inputs, mode, model=None):
+    """How far the outputs are from those of float32 once the backbone, or its task, is quantised.
+
+    Three calls with data give float8 its scales.
+    """
     exact = outputs(backbone, inputs)
-    backbone.quantize("int8")
+    (model or backbone).quantize(mode)
+    for _ in range(3 if mode == "float8" else 0):
+        backbone(inputs, training=True)
     return distance(outputs(backbone, inputs), exact)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import keras_graphattn
 from keras_graphattn.hub.slots import added_variables, attention_slots
-from tests.hub.abilities import Case, distance, lacks, lora, lora_targets, loss_in_int8
+from tests.hub.abilities import Case, distance, lacks, lora, lora_targets, loss_in_int8, loss_of
 from tests.hub.families import FAMILIES, fast_for
 from tests.hub.models import assert_equal_outputs, fit_one_step, outputs
 from tests.numerics import dtype_policy, to_numpy
@@ -87,6 +87,26 @@ def test_int8(name, quantised_first, tmp_path):
         backbone.save(tmp_path / "int8.keras")
         loaded = keras.saving.load_model(tmp_path / "int8.keras")
         assert_equal_outputs(outputs(loaded, inputs), rounded, tolerance=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["int4", "float8"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_task_in_int4_and_float8(name, mode):
+    """What the coefficients are stays, and the task loses about as much as the original does."""
+    original, case = Case(name), Case(name, "graph_filter")
+    plain, task = original.task(), case.task()
+    try:
+        limit = max(0.3, 2 * loss_of(plain.backbone, case.family.inputs(plain.backbone), mode))
+    except Exception as error:
+        lacks(f"{mode} of this backbone ({error!r:.200})")
+    layers = converted_layers(task.backbone)
+    added = [v for layer in layers for v in added_variables(layer)]
+    before = [to_numpy(v) for v in added]
+    lost = loss_of(task.backbone, case.family.inputs(task.backbone), mode, task)
+    assert 0 < lost <= limit
+    assert all((to_numpy(v) == old).all() for v, old in zip(added, before, strict=True))
+    assert {v.dtype for v in added} == {"float32"}
 
 
 def quantise(backbone):

@@ -1,0 +1,62 @@
+"""Writes `docs/pages/quantisation.md`: `python -m tests.layers.quantisation_table`.
+
+The errors are kept in `guides/quantisation.json`, so that one backend can be measured again without
+the others. `--backends` with no name only writes the page again.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+
+from tests.hub.reach_table import BACKENDS, COMPILING, LETTERS, ROOT
+
+ERRORS = ROOT / "guides/quantisation.json"
+PAGE = ROOT / "docs/pages/quantisation.md"
+TEXT = ROOT / "tests/layers/quantisation_page.md"
+
+
+def measured(backend):
+    """The errors of one backend, by quantisation and layer."""
+    environment = {**os.environ, **COMPILING, "KERAS_BACKEND": backend}
+    command = [sys.executable, "-m", "tests.layers.quantisation"]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE)
+    return json.loads(ran.stdout.decode().splitlines()[-1])
+
+
+def rendered(kept):
+    """The Markdown of what is kept."""
+    from tests.layers.quantisation import MODES, ROWS, STOCK
+
+    backends = list(kept["keras"])
+    ran_on = ", ".join(
+        f"{LETTERS[backend]} (Keras {kept['keras'][backend]})" for backend in backends
+    )
+    lines = [f"| | {' | '.join(MODES)} |", "| --- |" + " --- |" * len(MODES)]
+    for name in ROWS:
+        cells = []
+        for mode in MODES:
+            errors = [kept["errors"][backend][mode] for backend in backends]
+            ratio = max(each[name] / each[STOCK] for each in errors)
+            cells.append(f"{ratio:.2f} ({max(each[name] for each in errors):.3f})")
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    return TEXT.read_text().format(
+        ran_on=ran_on, backends=" ".join(backends), table="\n".join(lines)
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--backends", nargs="*", choices=BACKENDS, default=list(BACKENDS))
+    kept = json.loads(ERRORS.read_text()) if ERRORS.exists() else {"keras": {}, "errors": {}}
+    for backend in parser.parse_args().backends:
+        kept["errors"][backend] = measured(backend)
+        kept["keras"][backend] = version("keras")
+        ERRORS.write_text(json.dumps(kept, indent=1) + "\n")
+    PAGE.write_text(rendered(kept))
+
+
+if __name__ == "__main__":
+    main()
