@@ -93,18 +93,23 @@ def test_int8(name, quantised_first, tmp_path):
 @pytest.mark.parametrize("mode", ["int4", "float8"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_task_in_int4_and_float8(name, mode):
-    """What the coefficients are stays, and the task loses about as much as the original does."""
-    original, case = Case(name), Case(name, "graph_filter")
-    plain, task = original.task(), case.task()
-    try:
-        limit = max(0.3, 2 * loss_of(plain.backbone, case.family.inputs(plain.backbone), mode))
-    except Exception as error:
-        lacks(f"{mode} of this backbone ({error!r:.200})")
-    layers = converted_layers(task.backbone)
-    added = [v for layer in layers for v in added_variables(layer)]
-    before = [to_numpy(v) for v in added]
-    lost = loss_of(task.backbone, case.family.inputs(task.backbone), mode, task)
-    assert 0 < lost <= limit
+    """With the coefficients of the start it loses what the original loses; they stay."""
+    lost = []
+    for is_converted in (False, True):
+        keras.utils.set_random_seed(0)
+        task = Case(name).task()
+        backbone = task.backbone
+        if is_converted:
+            convert(backbone, Case(name).family)
+        added = [v for layer in converted_layers(backbone) for v in added_variables(layer)]
+        before = [to_numpy(v) for v in added]
+        try:
+            lost.append(loss_of(backbone, Case(name).family.inputs(backbone), mode, task))
+        except Exception as error:
+            if is_converted:
+                raise
+            lacks(f"{mode} of this backbone ({error!r:.200})")
+    assert 0 < lost[1] <= 1.2 * lost[0]
     assert all((to_numpy(v) == old).all() for v, old in zip(added, before, strict=True))
     assert {v.dtype for v in added} == {"float32"}
 
