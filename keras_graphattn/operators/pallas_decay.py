@@ -16,13 +16,13 @@ Source: the chunks of Yang et al., "Gated Linear Attention Transformers", arXiv 
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu, triton
 
-from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
 from keras_graphattn.types import Float, Tensor
 
 CHUNK = 64  # tokens in a chunk
@@ -59,33 +59,37 @@ def decayed_attention(
     tensors = (query, key, x, jnp.maximum(log_gates, SMALLEST)[..., None])
     # (B, T, N, _) -> (B N, T, _)
     parts = (jnp.swapaxes(t, 1, 2).reshape(batch * heads, length, -1) for t in tensors)
-    (outputs,) = _function(platform, interpret)(*parts)
+    outputs = _function(platform, interpret)(*parts)
     return jnp.swapaxes(outputs.reshape(batch, heads, length, -1), 1, 2)
 
 
 @functools.lru_cache(maxsize=8)
-def _function(platform: str, interpret: bool) -> FunctionWithGradient:
+def _function(platform: str, interpret: bool) -> Callable[..., Tensor]:
     run = functools.partial(_run, platform=platform, interpret=interpret)
-    return FunctionWithGradient(
-        lambda *tensors: ((run(*tensors),), ()),
-        lambda tensors, _, upstream: _gradient(_function(platform, interpret), tensors, *upstream),
-    )
+    attend: Any = jax.custom_vjp(run)
+
+    def forward(*tensors: Tensor) -> tuple[Tensor, Tensors]:
+        return attend(*tensors), tensors  # not `run`: this is differentiated a second time
+
+    attend.defvjp(forward, lambda tensors, upstream: _gradient(attend, tensors, upstream))
+    compiled: Callable[..., Tensor] = jax.jit(attend)
+    return compiled
 
 
-def _gradient(attend: Callable[..., Tensors], tensors: Tensors, upstream: Tensor) -> Tensors:
+def _gradient(attend: Callable[..., Tensor], tensors: Tensors, upstream: Tensor) -> Tensors:
     """The gradients for query, key, x and gates, each (B N, T, _).
 
     M[i, j] = exp(L_i - L_j) with the sums L of gates. So the gradient for L_i is that of row i less
     that of column i, and the gate g_l is in all L_i with i >= l.
     """
     query, key, x, gates = tensors
-    (to_query,) = attend(upstream, x, key, gates)
+    to_query = attend(upstream, x, key, gates)
     # Column j of A has the rows i >= j. In reversed order this is causal again, and each token has
     # the gate of the token before it.
     reverse = functools.partial(jnp.flip, axis=1)
     shifted = jnp.pad(reverse(gates)[:, :-1], ((0, 0), (1, 0), (0, 0)))
-    (to_key,) = attend(reverse(x), reverse(upstream), reverse(query), shifted)
-    (to_x,) = attend(reverse(key), reverse(query), reverse(upstream), shifted)
+    to_key = attend(reverse(x), reverse(upstream), reverse(query), shifted)
+    to_x = attend(reverse(key), reverse(query), reverse(upstream), shifted)
     to_key, to_x = reverse(to_key), reverse(to_x)
     of_sums = jnp.sum(query * to_query, -1) - jnp.sum(key * to_key, -1)
     to_gates = reverse(jnp.cumsum(reverse(of_sums), axis=1))[..., None]

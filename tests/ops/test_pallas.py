@@ -65,7 +65,9 @@ def test_the_kernel_equals_the_portable_form(kind, length, platform, monkeypatch
     if "gates" in kind:  # a gradient for a closed gate is rounding
         for each in (own, gradients):
             each[3] = np.delete(each[3], length // 2, axis=1)
-    assert_all_close(own, gradients, 1e-5)
+    for place, gradient in own.items():  # those for gates and rates are differences of sums
+        tolerance = 1e-5 if place < 3 else 3e-5
+        assert_all_close({place: gradient}, {place: gradients[place]}, tolerance)
 
 
 @on_jax
