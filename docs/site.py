@@ -152,6 +152,8 @@ def navigation() -> list:
             "Tables": [
                 {"What layers, masks and biases can do": "capabilities.md"},
                 {"What convert reaches": "reach.md"},
+                "devices.md",
+                "gpu.md",
                 "differences_from_keras.md",
                 "comparison.md",
             ]

@@ -17,6 +17,7 @@ overflows for any decay.
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 import keras
@@ -24,7 +25,17 @@ import numpy as np
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import Sizes, checked, flag, integers, optional, size, tensor, whole
+from keras_graphattn.checks import (
+    Sizes,
+    checked,
+    dtype_name,
+    flag,
+    integers,
+    optional,
+    size,
+    tensor,
+    whole,
+)
 from keras_graphattn.masks.inputs import Length, Tensors, marked
 from keras_graphattn.masks.mask import (
     Features,
@@ -41,6 +52,7 @@ from keras_graphattn.masks.mask import (
 from keras_graphattn.numerics.blocks import cut_into_chunks, first_of
 from keras_graphattn.numerics.interval_sums import sums_behind, sums_between
 from keras_graphattn.numerics.precision import matmul, pad, size_tensor, take, zero_where_masked
+from keras_graphattn.operators.device_kernels import Kernels, chosen_kernels
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 CHUNK = 64  # tokens in a chunk
@@ -216,6 +228,9 @@ def attention_by_form(
     if state is None and length is not None and length <= chunk_size:
         scores = ops.einsum("btnm,bsnm->bnts", query, key)
         return ops.einsum("bnts,bsnd->btnd", _masked(scores, runs, form, gates), x)
+    kernels = chosen_kernels() if form.causal and runs is None and state is None else None
+    if kernels is not None and length is not None and dtype_name(x.dtype) == "float32":
+        return _by_kernel(query, key, x, form, kernels)
     chunk_size = chunk_size if length is None else min(chunk_size, length)
     batch, size, heads, width = ops.shape(x)
     # (B, T, N, ...) -> (B, N, C, c, ...)
@@ -232,6 +247,22 @@ def attention_by_form(
         outputs = outputs + _outside(query, key, x, runs, form.decay, reverse=True)
     outputs = first_of(ops.reshape(outputs, (batch, heads, -1, width)), size, axis=2)
     return ops.transpose(outputs, (0, 2, 1, 3))
+
+
+def _by_kernel(query: Features, key: Features, x: Signal, form: Form, kernels: Kernels) -> Signal:
+    """The same by a Pallas kernel, one call for each exponential."""
+    from keras_graphattn.operators.pallas_decay import decayed_attention
+
+    attend = partial(decayed_attention, query, key, x, **kernels._asdict())
+    gates = ops.zeros_like(x[..., 0]) if form.log_gates is None else form.log_gates
+    if form.decay is None:
+        return attend(log_gates=gates)
+    rates, weights = form.decay
+    total: Signal = 0.0
+    for r in range(rates.shape[1]):
+        part = attend(log_gates=gates - rates[:, r])
+        total = total + (part if weights is None else part * weights[:, r, None])
+    return total
 
 
 def advanced_state(state: ChunkedState, key: Features, x: Signal, form: Form) -> ChunkedState:

@@ -6,6 +6,7 @@ each other.
 
 from keras_graphattn.operators.blockwise import BlockwiseOperator
 from keras_graphattn.operators.delta_rule import DeltaRuleOperator
+from keras_graphattn.operators.device_kernels import use_kernels
 from keras_graphattn.operators.differential import DifferentialOperator
 from keras_graphattn.operators.edges import EdgeOperator, VirtualNodes
 from keras_graphattn.operators.fused import FusedOperator
@@ -37,4 +38,5 @@ __all__ = [
     "VirtualNodes",
     "Visibility",
     "WeightedSoftmaxOperator",
+    "use_kernels",
 ]

@@ -17,6 +17,7 @@ import torch
 from keras import ops
 
 import keras_graphattn
+from keras_graphattn.masks.chunked import Form, attention_by_form
 from keras_graphattn.masks.graphs.diffusion import Heat, positive_operator, series_sizes
 from keras_graphattn.masks.graphs.edges import read_graph
 from keras_graphattn.masks.graphs.sparse import SparseMatrix
@@ -121,6 +122,16 @@ def delta_rule(q, k, x, gates):
     return DeltaRuleOperator(q, k, log_decay, strength)(x)
 
 
+def decayed(q, k, x, gates):
+    """Attention under gates, on jax by the Pallas kernel, which runs step by step."""
+    log_gates = -ops.exp(gates)
+    if BACKEND != "jax":
+        return attention_by_form(q, k, x, Form(causal=True, log_gates=log_gates))
+    from keras_graphattn.operators.pallas_decay import decayed_attention
+
+    return decayed_attention(q, k, x, log_gates, "gpu", interpret=True)
+
+
 def long_arrays(length=70):
     """Queries, keys, signals and gates of more than one chunk."""
     shape = (1, length, HEADS)
@@ -187,6 +198,7 @@ CASES = {
     "delta rule": Case(
         delta_rule, long_arrays(), ("operators.delta_rule", "numerics.matrix_recurrence")
     ),
+    "decay": Case(decayed, long_arrays(), ("operators.pallas_decay._function",)),
     "tree, levels": Case(tree_product("levels"), NODES, ("trees.sweeps.Sweeps",)),
     "tree, scan": Case(tree_product("scan"), NODES),
     "tree, doubling": Case(tree_product("doubling"), NODES),

@@ -1,0 +1,62 @@
+"""Whether operators run on Pallas kernels of jax: only if asked for, on a GPU or TPU."""
+
+from typing import NamedTuple
+
+import keras
+
+from keras_graphattn.checks import flag
+
+
+class Kernels(NamedTuple):
+    """The form of the kernels, and whether they run step by step, as in tests on a CPU."""
+
+    platform: str  # "gpu" or "tpu"
+    interpret: bool = False
+
+
+_chosen: Kernels | None = None
+
+
+def use_kernels(use: bool = True) -> None:
+    """Lets operators run on Pallas kernels from now on, or no longer.
+
+    There is a kernel for kernel attention under `Causal`, `Exponential(causal=True)` and
+    `GatedDecay` masks, in float32 inside, for lengths that are known and beyond 64 tokens. All
+    other calls stay as they are, and so do calls under a `keras.distribution`, because XLA cannot
+    split a kernel over devices. Call this before a model is compiled.
+
+    The kernels were compared with the portable form step by step on a CPU, and lowered for CUDA and
+    TPU. No GPU or TPU has run them yet, so they are off by default.
+
+    Args:
+        use: Whether to use them.
+
+    Raises:
+        ValueError: If the backend is not JAX, or JAX has no GPU or TPU.
+
+    Example:
+
+    >>> use_kernels(False)
+    """
+    global _chosen
+    platform = _platform() if flag("use", use) else ""
+    if platform not in ("", "gpu", "tpu"):
+        raise ValueError(
+            "`use_kernels` needs JAX with a GPU or TPU: Pallas kernels run only there. Received: "
+            f"{platform}. Leave the call out: the portable form gives equal results."
+        )
+    _chosen = Kernels(platform) if platform else None
+
+
+def chosen_kernels() -> Kernels | None:
+    """The kernels to run on, or `None` for the portable form."""
+    return _chosen if keras.distribution.distribution() is None else None
+
+
+def _platform() -> str:
+    if keras.backend.backend() != "jax":
+        return f"the backend {keras.backend.backend()}"
+    import jax
+
+    platform: str = jax.default_backend()
+    return platform if platform in ("gpu", "tpu") else f"jax on {platform}"

@@ -1,0 +1,121 @@
+"""Pallas kernels, step by step on a CPU, equal the portable form; lowered for GPUs and TPUs."""
+
+import numpy as np
+import pytest
+
+from keras_graphattn import layers, masks
+from keras_graphattn.masks.chunked import Decay, Form, attention_by_form
+from keras_graphattn.operators import device_kernels, use_kernels
+from keras_graphattn.operators.device_kernels import Kernels, chosen_kernels
+from tests.numerics import (
+    BACKEND,
+    assert_all_close,
+    assert_close,
+    layer_value_and_gradients,
+    randomise,
+    value_and_gradients,
+)
+
+on_jax = pytest.mark.skipif(BACKEND != "jax", reason="Pallas is jax's")
+PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
+BATCH, HEADS = 2, 2
+
+
+def of_form(kind):
+    """A function of query, key, x and parameters, and the shapes of the parameters."""
+    gates, rates = ("gates",), ("rates",)
+    used = {"causal": (), "decay": rates, "decays": ("rates", "weights"), "gates": gates}
+    used["gates and decay"] = gates + rates
+    shapes = {"gates": None, "rates": (HEADS, 1), "weights": (HEADS, 3)}
+    if kind == "decays":
+        shapes["rates"] = (HEADS, 3)
+
+    def function(query, key, x, *parameters):
+        named = dict(zip(used[kind], parameters, strict=True))
+        decay = Decay(named["rates"], named.get("weights")) if "rates" in named else None
+        return attention_by_form(query, key, x, Form(True, decay, None, named.get("gates")))
+
+    return function, [shapes[name] for name in used[kind]]
+
+
+def arrays(length, shapes, features=5, width=7):
+    generator = np.random.default_rng(length)
+    shape = (BATCH, length, HEADS)
+    query, key = (generator.random((*shape, features)) for _ in range(2))
+    drawn = [generator.random(each or shape) for each in shapes]
+    parameters = [-x if each is None else x for x, each in zip(drawn, shapes, strict=True)]
+    if parameters and shapes[0] is None:
+        parameters[0][:, length // 2] = -1000.0  # a gate that is closed
+    signal = generator.standard_normal((*shape, width))
+    return [x.astype("float32") for x in (query, key, signal, *parameters)]
+
+
+@on_jax
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("length", [65, 150])
+@pytest.mark.parametrize("kind", ["causal", "decay", "decays", "gates", "gates and decay"])
+def test_the_kernel_equals_the_portable_form(kind, length, platform, monkeypatch):
+    function, shapes = of_form(kind)
+    given = arrays(length, shapes)
+    expected, gradients = value_and_gradients(function, *given)
+    monkeypatch.setattr(device_kernels, "_chosen", Kernels(platform, interpret=True))
+    found, own = value_and_gradients(function, *given)
+    assert_close(found, expected, 1e-5)
+    if "gates" in kind:  # a gradient for a closed gate is rounding
+        for each in (own, gradients):
+            each[3] = np.delete(each[3], length // 2, axis=1)
+    for place, gradient in own.items():  # those for gates and rates are differences of sums
+        tolerance = 1e-5 if place < 3 else 3e-5
+        assert_all_close({place: gradient}, {place: gradients[place]}, tolerance)
+
+
+@on_jax
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [masks.GatedDecay, lambda: masks.Exponential(2, causal=True)])
+def test_a_layer_with_padding_gives_the_same(mask, monkeypatch):
+    layer = layers.MaskedKernelAttention(HEADS, 4, mask=mask(), filter="first_order")
+    tokens = np.random.default_rng(0).standard_normal((BATCH, 71, 6)).astype("float32")
+    layer.build(tokens.shape)
+    randomise(layer)
+    kept = np.arange(71)[None] < np.array([[71], [50]])
+    call = {"query_mask": kept, "value_mask": kept}
+    expected, gradients = layer_value_and_gradients(layer, tokens, **call)
+    monkeypatch.setattr(device_kernels, "_chosen", Kernels("gpu", interpret=True))
+    found, own = layer_value_and_gradients(layer, tokens, **call)
+    assert_close(found, expected, 1e-5)
+    assert_all_close(own, gradients, 1e-5)
+
+
+@on_jax
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_kernel_and_its_gradients_are_lowered(platform, monkeypatch):
+    import jax
+    from jax.export import DisabledSafetyCheck, export
+
+    monkeypatch.setattr(device_kernels, "_chosen", Kernels(platform))
+    function, shapes = of_form("gates")
+    step = jax.grad(lambda *x: function(*x).sum(), (0, 1, 2, 3))
+    # jax does not promise that modules with these kernels run on later releases
+    checks = [DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
+    lowered = export(jax.jit(step), platforms=[PLATFORMS[platform]], disabled_checks=checks)
+    text = lowered(*arrays(130, shapes, features=64, width=66)).mlir_module()
+    assert {"gpu": "xla.gpu.triton", "tpu": "tpu_custom_call"}[platform] in text
+
+
+def test_kernels_are_refused_without_a_device():
+    with pytest.raises(ValueError, match=f"needs JAX with a GPU or TPU.*{BACKEND}"):
+        use_kernels()
+    use_kernels(False)
+    assert chosen_kernels() is None
+
+
+@on_jax
+def test_kernels_are_not_used_where_tensors_are_distributed(monkeypatch):
+    import keras
+
+    monkeypatch.setattr(device_kernels, "_chosen", Kernels("gpu"))
+    assert chosen_kernels() == Kernels("gpu")
+    with keras.distribution.DataParallel().scope():
+        assert chosen_kernels() is None
