@@ -31,7 +31,9 @@ FILES = {
     **{f"docs/pages/{p.name}": p.name for p in sorted((ROOT / "docs/pages").glob("*.md"))},
     **{f"recipes/{name}/README.md": f"results/{name}.md" for name in RECIPES},
 }
-HIDDEN = {"index.md": "navigation", "capabilities.md": "toc", "reach.md": "toc"}  # for width
+HIDDEN = {"index.md": "navigation"} | dict.fromkeys(  # for width
+    ("capabilities.md", "reach.md", "formats.md"), "toc"
+)
 FIRST_IN_SEARCH = "---\nsearch:\n  boost: 4\n---\n\n"
 # What pages may link to, but that is no page
 COPIED = {
@@ -152,6 +154,7 @@ def navigation() -> list:
             "Tables": [
                 {"What layers, masks and biases can do": "capabilities.md"},
                 {"What convert reaches": "reach.md"},
+                {"What Model.export writes": "formats.md"},
                 "devices.md",
                 "gpu.md",
                 "differences_from_keras.md",

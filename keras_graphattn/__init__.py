@@ -16,7 +16,7 @@ from keras_graphattn import (
     optimizers,
 )
 from keras_graphattn.distribution import layout_map
-from keras_graphattn.export import export_saved_model
+from keras_graphattn.export import check_export, export_saved_model
 from keras_graphattn.hub import convert, inspect, revert
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
@@ -52,6 +52,7 @@ __all__ = [
     "__version__",
     "analysis",
     "biases",
+    "check_export",
     "convert",
     "distribution",
     "export_saved_model",

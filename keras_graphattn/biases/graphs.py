@@ -16,7 +16,7 @@ from keras_graphattn.biases.bias import Bias
 from keras_graphattn.checks import number, whole
 from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import Rows, Shape, finite
-from keras_graphattn.numerics.precision import larger, smaller, take
+from keras_graphattn.numerics.precision import larger, positions_of, smaller, take
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -118,7 +118,7 @@ class EdgePath(Bias):
                 f"This EdgePath has numbers for {self.hops} edges of a path. Received: "
                 f"paths.shape={tuple(paths.shape)}. Use hops={hops}, or cut the paths."
             )
-        types = ops.arange(self.edge_types, dtype="int32")
+        types = positions_of(self.edge_types)
         is_of = ops.cast(ops.equal(paths[..., None], types), of_edge.dtype)
         sums = ops.einsum("btshk,hkn->bnts", is_of, of_edge[:hops])
         count = ops.sum(ops.cast(paths >= 0, of_edge.dtype), axis=-1)[:, None]

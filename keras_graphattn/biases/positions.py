@@ -13,7 +13,7 @@ from keras_graphattn.checks import flag, whole
 from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import Positions, Rows, Shape, finite
 from keras_graphattn.masks.toeplitz import toeplitz_rows
-from keras_graphattn.numerics.precision import constant, take
+from keras_graphattn.numerics.precision import constant, positions_of, take
 from keras_graphattn.types import Float, Int, Tensor
 
 
@@ -66,7 +66,7 @@ class Alibi(Bias):
         self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
     ) -> Rows:
         slopes = ops.exp(parameters["log_slopes"])[:, None, None]
-        order = ops.arange(length, dtype="int32")
+        order = positions_of(length)
         distances = ops.abs(ops.cast(positions, "int32")[:, None] - order[None, :])  # (R, T)
         return (slopes * ops.cast(-distances, slopes.dtype))[None]
 
@@ -148,7 +148,7 @@ class RelativePositions(Bias):
     def _rows(
         self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
     ) -> Rows:
-        order = ops.arange(length, dtype="int32")
+        order = positions_of(length)
         offsets = ops.cast(positions, "int32")[:, None] - order[None, :]  # (R, T)
         return self._of_offsets(offsets, parameters)[None]
 

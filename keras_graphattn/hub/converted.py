@@ -35,7 +35,7 @@ from keras_graphattn.keras_internals import change_class, growing, remove_attrib
 from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.p_laplacian_attention import re_weighting
 from keras_graphattn.layers.quantisation import refuse_calibrated
-from keras_graphattn.numerics.precision import pad
+from keras_graphattn.numerics.precision import pad, positions_of
 from keras_graphattn.operators.blockwise import BlockwiseOperator
 from keras_graphattn.operators.fused import FusedOperator
 from keras_graphattn.operators.operator import Operator, Visibility, all_of, four_dimensional
@@ -179,8 +179,8 @@ def open_slots(cache: Cache, slots: int) -> Cache:
 def step_mask(mask: Mask | None, query: Tokens, cache: Cache, index: Index) -> Mask:
     """The mask of the new tokens against the whole cache, (B or 1, 1, t, S)."""
     if mask is None:
-        rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
-        mask = (rows[:, None] >= ops.arange(cache.shape[2], dtype="int32")[None])[None]
+        rows = index + positions_of(ops.shape(query)[1])
+        mask = (rows[:, None] >= positions_of(cache.shape[2])[None])[None]
     mask = ops.cast(mask, "bool")
     return mask[:, None] if len(mask.shape) == 3 else mask
 
@@ -535,7 +535,7 @@ class AttentionFamily:
         if update is not None:
             start = (0, 1, index, 0, 0)
             value = ops.slice(cache, start, ops.shape(value[:, None]))[:, 0]
-        rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
+        rows = index + positions_of(ops.shape(query)[1])
         length = ops.shape(cache)[2]
         logits = self.logits(length, bias).formed(length, rows)
         value = in_all_heads(value, query.shape[2])
@@ -554,9 +554,9 @@ class AttentionFamily:
         window = self.window_sides()
         if window is None:
             return visible
-        rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
+        rows = index + positions_of(ops.shape(query)[1])
         length = ops.shape(query)[1] if mask is None else ops.shape(mask)[-1]
-        behind = rows[:, None] - ops.arange(length, dtype="int32")[None, :]  # (t, S)
+        behind = rows[:, None] - positions_of(length)[None, :]  # (t, S)
         before, after = window
         within = all_of(
             None if before is None else behind <= before,

@@ -163,7 +163,8 @@ def task_carrier(plain: type[keras.Layer]) -> type:
             "__reduce__": reducer(plain),
             **about(plain),
         }
-        register(plain, type(PREFIX + plain.__name__, (Compiled, plain), namespace))
+        parts = [Compiled, *([Reverted] if hasattr(plain, "export_to_transformers") else [])]
+        register(plain, type(PREFIX + plain.__name__, (*parts, plain), namespace))
     return _CARRIERS[plain]
 
 
@@ -475,11 +476,24 @@ class Preset(Part):
             scratch.write_text(json.dumps(config, indent=4))
 
 
+class Reverted(Part):
+    """Transformers knows only the original attention."""
+
+    def export_to_transformers(self, path: str | os.PathLike[str]) -> None:
+        raise ValueError(
+            f"Transformers has only the original attention of {plain_class(type(self)).__name__}. "
+            f"Received: the converted model '{self.name}'. First call "
+            "keras_graphattn.revert(model), which leaves the coefficients out: or write the "
+            "converted model with `save_to_preset`, or with `export`."
+        )
+
+
 BY_METHOD: dict[str, type[Part]] = {  # for plain classes that have the method; two are of models
     "compile_from_config": Compiled,
     "save_weights": Weighted,
     "enable_lora": Adapted,
     "save_lora_weights": AdaptedFiles,
     "save_to_preset": Preset,
+    "export_to_transformers": Reverted,
 }
 carrier(keras.layers.Layer)  # the shared name is known from the start, whatever is imported later

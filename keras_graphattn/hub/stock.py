@@ -48,7 +48,7 @@ from keras_graphattn.layers.base import (
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
-from keras_graphattn.numerics.precision import at_least_float32, zero_where_masked
+from keras_graphattn.numerics.precision import at_least_float32, positions_of, zero_where_masked
 from keras_graphattn.operators.cached import Cache as LayerCache
 from keras_graphattn.operators.cached import CachedOperator
 from keras_graphattn.operators.kernel import KernelOperator
@@ -199,7 +199,7 @@ class CachedCall(CacheSlots):
         signals, call = {"signals": cache[:, 1:]}, Call(Visibility())
         tokens, logits = Tokens(query, queries, keys, values), None
         if isinstance(self, SoftmaxAttention) and self.bias is not None:
-            rows = index + ops.arange(ops.shape(queries)[1], dtype="int32")
+            rows = index + positions_of(ops.shape(queries)[1])
             added = cast("Logits", self.logits(tokens, call))
             logits = added.formed(ops.shape(keys)[1], rows)
         operator = self.operator_of_rows(tokens, mask, signals, index, logits)
@@ -249,7 +249,7 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
         updated = ops.concatenate([slots, cache[:, 2:]], axis=1)
         if query.shape[1] == 1:
             return self._row(filtered, all_logits, all_values, mask, index), updated
-        past = ops.arange(cache.shape[2], dtype="int32")[None] < index
+        past = positions_of(cache.shape[2])[None] < index
         past = ops.logical_and(past, mask[:, 0, 0])
         past = ops.broadcast_to(past, (ops.shape(query)[0], cache.shape[2]))
         _, state = causal_product(ops.zeros_like(cache[:, 0]), cache[:, 0], cache[:, 1], past)
@@ -260,7 +260,7 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
         self, filtered: Heads, logits: Slot, values: Slot, mask: Mask, index: Index
     ) -> Float[Tensor, "B 1 N D"]:
         """One row of (U * g(S)) V^T, V the softmax over the tokens up to that at `index`."""
-        columns = ops.arange(logits.shape[1], dtype="int32")
+        columns = positions_of(logits.shape[1])
         seen = ops.logical_and(mask[:, 0, 0], columns[None] <= index)  # (B, S)
         seen = ops.broadcast_to(seen, ops.shape(logits)[:2])
         right = right_singular_vectors(logits, seen)
@@ -310,7 +310,7 @@ class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):  # type: i
     ) -> CachedOperator:
         _, query, key, _ = tokens
         phi_query, phi_key = self.features(query, key, None, None, fixed_scale=True)
-        rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
+        rows = index + positions_of(ops.shape(query)[1])
         factors = self.joined_mask(causal=True).rows(rows, key.shape[1])
         matrix = ops.einsum("btnm,bsnm->bnts", phi_query, phi_key)
         matrix = matrix * ops.cast(factors, matrix.dtype)

@@ -48,7 +48,12 @@ from keras_graphattn.layers.attention_axes import AttentionAxes
 from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.quantisation import policies_of, refuse_calibrated
 from keras_graphattn.masks.mask import PairMatrix
-from keras_graphattn.numerics.precision import at_least_float32, in_one_dtype, without_padding
+from keras_graphattn.numerics.precision import (
+    at_least_float32,
+    in_one_dtype,
+    positions_of,
+    without_padding,
+)
 from keras_graphattn.operators.cached import Cache, CachedOperator, updated_booleans
 from keras_graphattn.operators.operator import Operator, Visibility, all_of, four_dimensional
 from keras_graphattn.operators.softmax import Logits, PairRows
@@ -883,8 +888,8 @@ class SelfAttention(SoftmaxAttention):
         keys = ops.cast(self.key_dense(tokens), cache["key"].dtype)
         keys = ops.slice_update(cache["key"], (0, index, 0, 0), keys)
         past = updated_booleans(cache["padding_mask"], padding_mask, index)
-        rows = index + ops.arange(count, dtype="int32")
-        columns = ops.arange(length, dtype="int32")
+        rows = index + positions_of(count)
+        columns = positions_of(length)
         visibility = Visibility(None, padding_mask, past, True, self.sliding_window)
         values = self._in_all_heads(self.value_dense(tokens))
         queries = ops.cast(self.query_dense(tokens), keys.dtype)

@@ -28,7 +28,13 @@ from keras_graphattn.masks.inputs import (
     known_arrays,
     tensors_of,
 )
-from keras_graphattn.numerics.precision import constant, pad, size_tensor, without_padding
+from keras_graphattn.numerics.precision import (
+    constant,
+    pad,
+    positions_of,
+    size_tensor,
+    without_padding,
+)
 from keras_graphattn.operators.edges import EdgeOperator, VirtualNodes
 from keras_graphattn.operators.operator import all_of
 from keras_graphattn.serialization import restored
@@ -284,7 +290,7 @@ class EdgeAttention(AttentionLayer):
         edges = ops.cast(inputs["edges"], "int32")
         kinds = [ops.concatenate([edges, ops.flip(edges, axis=-1)], axis=1)]
         if self.self_loops:
-            nodes = ops.arange(length, dtype="int32")
+            nodes = positions_of(length)
             kinds.append(ops.stack([nodes, nodes], axis=-1)[None])
         if self.expander_degree:
             seed = self.seed if isinstance(self.seed, int) else self.seed.initial_seed

@@ -17,7 +17,7 @@ from keras_graphattn.layers.base import (
 )
 from keras_graphattn.masks.mask import Mask, mask_of_call
 from keras_graphattn.numerics.custom_gradient import kept_with
-from keras_graphattn.numerics.precision import without_padding
+from keras_graphattn.numerics.precision import ALL, new_axes, without_padding
 from keras_graphattn.operators.kernel import KernelOperator
 from keras_graphattn.operators.operator import Visibility, all_of
 from keras_graphattn.types import Bool, Float, Tensor
@@ -192,5 +192,5 @@ def _rows_with_visible_keys(
     """Which rows see a key that is not padding, by padding and causality only."""
     visibility = Visibility(None, queries, keys, is_causal)
     if keys is None:
-        return None if queries is None else queries[:, :, None]
+        return None if queries is None else new_axes(queries, (ALL, ALL, None))
     return visibility.rows_with_visible_keys(ops.shape(keys)[1])

@@ -6,7 +6,13 @@ import keras
 from keras import ops
 
 from keras_graphattn.numerics.blocks import first_of
-from keras_graphattn.numerics.precision import at_least_float32, size_tensor, take, without_padding
+from keras_graphattn.numerics.precision import (
+    at_least_float32,
+    positions_of,
+    size_tensor,
+    take,
+    without_padding,
+)
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 
@@ -35,7 +41,7 @@ class Neighbours(NamedTuple):
         visible = ops.cast(visible, "int32")
         length = ops.shape(visible)[1]
         behind = (1 - visible) * ops.cast(size_tensor(length, "float32"), "int32")
-        order = ops.argsort(ops.arange(length, dtype="int32")[None] + behind, axis=1)
+        order = ops.argsort(positions_of(length)[None] + behind, axis=1)
         places = ops.cumsum(visible, axis=1)
         return cls(
             runs, ops.cast(order, "int32"), ops.maximum(places - 1, 0), ops.sum(visible, axis=1)
@@ -109,12 +115,12 @@ class ShortConvolution(keras.layers.Layer):  # type: ignore[misc]
         past = self.size - 1
         if neighbours.number is None:
             return joined[:, ops.shape(joined)[1] - past :]
-        steps = ops.arange(past, dtype="int32")
+        steps = positions_of(past)
         return _taken(joined, neighbours.number[:, None] + steps)
 
 
 def _taken(x: Tensor, indices: Int[Tensor, "B t"]) -> Tensor:
     """The tokens (B, t, ...) of `x`, (B, T, ...), with these indices within each example."""
     batch, length, *others = ops.shape(x)
-    first = ops.arange(batch, dtype="int32")[:, None] * length
+    first = positions_of(batch)[:, None] * length
     return take(ops.reshape(x, (batch * length, *others)), first + indices, axis=0)

@@ -51,7 +51,14 @@ from keras_graphattn.masks.mask import (
 )
 from keras_graphattn.numerics.blocks import cut_into_chunks, first_of
 from keras_graphattn.numerics.interval_sums import sums_behind, sums_between
-from keras_graphattn.numerics.precision import matmul, pad, size_tensor, take, zero_where_masked
+from keras_graphattn.numerics.precision import (
+    matmul,
+    pad,
+    positions_of,
+    size_tensor,
+    take,
+    zero_where_masked,
+)
 from keras_graphattn.operators.device_kernels import Kernels, chosen_kernels
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
@@ -278,7 +285,7 @@ def advanced_state(state: ChunkedState, key: Features, x: Signal, form: Form) ->
     key = ops.transpose(key, (0, 2, 1, 3))
     if form.decay is not None:
         length, rates = ops.shape(x)[1], form.decay.rates
-        key = form.decay.times(key, length - 1 - ops.arange(length, dtype="int32"))
+        key = form.decay.times(key, length - 1 - positions_of(length))
         rates = ops.repeat(rates, state.sums.shape[2] // rates.shape[1], axis=1)
         keep = keep * ops.exp(-rates * size_tensor(length, rates.dtype))[:, :, None]
     if form.log_gates is not None:
@@ -313,7 +320,7 @@ def _masked(
         behind = ops.arange(1, scores.shape[-1] + 1, dtype="int32")
         scores = scores * ops.exp(sums_between(gates, behind, behind))
     if form.decay is not None:
-        order = ops.arange(scores.shape[-1], dtype=scores.dtype)
+        order = ops.arange(0, scores.shape[-1], dtype=scores.dtype)
         factors = form.decay.matrix(ops.abs(order[:, None] - order))  # (N, c, c)
         scores = scores * (factors if len(scores.shape) == 4 else factors[:, None])
     if runs is not None:
@@ -334,7 +341,7 @@ def _outside(
 ) -> Chunks:
     """The contributions of earlier chunks and of the state, or of later chunks if `reverse`."""
     batch, heads, _, size, width = ops.shape(x)
-    order = ops.arange(size, dtype="int32")
+    order = positions_of(size)
     to_edge = order if reverse else size - 1 - order
     source, target, reached = None, None, None
     if runs is not None:  # only the run at the edge of a chunk can continue in the next chunk
@@ -436,7 +443,7 @@ def _sums_before(
         same = ops.equal(targets[..., :, None], sources[..., None, :])
         return decayed * ops.cast(same, dtype)[:, None, None]
 
-    order = ops.arange(size, dtype="int32")
+    order = positions_of(size)
     sums = matmul(factors(order + 1, order, target, source), updates)
     if is_cut:  # and the sum before each group, which comes from the sums of whole groups
         last = None if source is None else source[:, :, -1:]
@@ -467,7 +474,7 @@ class ChunkedMask(Mask):
         self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
     ) -> Rows:
         form = self.form(parameters, inputs)
-        order = ops.arange(length, dtype="int32")
+        order = positions_of(length)
         distance = ops.cast(positions, "int32")[:, None] - order[None, :]  # (R, T)
         rows = ops.ones((1, 1, 1, 1), "float32")
         if form.decay is not None:

@@ -23,6 +23,7 @@ from keras_graphattn.masks.mask import (
     TopologyMask,
     finite,
 )
+from keras_graphattn.numerics.precision import positions_of
 from keras_graphattn.types import Float, Tensor
 
 Time = Float[Tensor, "..."]  # (N,), or (d, N) with a time for each bit, lowest bit first
@@ -149,7 +150,7 @@ class Hypercube(TopologyMask):
     ) -> Rows:
         """The rows from the bits in which two positions differ."""
         length, time = self._fixed(length), parameters["time"]
-        positions, columns = ops.cast(positions, "int32"), ops.arange(length, dtype="int32")
+        positions, columns = ops.cast(positions, "int32"), positions_of(length)
         rows = ops.ones((1, time.shape[-1], ops.shape(positions)[0], length), time.dtype)
         for bit in range(_dimension(length)):
             stay, move = (factor[:, None, None] for factor in _factors(time, bit))

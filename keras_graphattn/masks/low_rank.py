@@ -11,7 +11,7 @@ from keras_graphattn.checks import flag, seed_of, whole
 from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import Mask, MaskOptions, Operands, Positions, Rows, Shape, Signal
 from keras_graphattn.numerics.blocks import first_of
-from keras_graphattn.numerics.precision import cosine_and_sine, pad, take
+from keras_graphattn.numerics.precision import cosine_and_sine, pad, positions_of, take
 from keras_graphattn.operators.kernel import unmasked_attention
 from keras_graphattn.types import Float, Tensor
 
@@ -169,7 +169,7 @@ class StochasticPositions(Factored):
     def factors(self, length: Length, parameters: Tensors) -> Factors:
         frequencies, logits = parameters["frequencies"], parameters["gain_logits"]
         gains = ops.softmax(pad(logits, ((0, 0), (0, 1))), axis=-1)[:, None, :-1]  # (N, 1, K)
-        positions = ops.cast(ops.arange(length, dtype="int32"), frequencies.dtype)[None, :, None]
+        positions = ops.cast(positions_of(length), frequencies.dtype)[None, :, None]
         # The product of a position and the leading 12 bits of a frequency is exact, and so is its
         # fraction. Without this, a large position would lose the digits of the angle.
         leading = ops.stop_gradient(_truncated(frequencies * 4096.0) / 4096.0)

@@ -41,7 +41,7 @@ from keras_graphattn.masks.inputs import (
 )
 from keras_graphattn.numerics.blocks import map_in_turn, map_query_blocks
 from keras_graphattn.numerics.custom_gradient import kept_with
-from keras_graphattn.numerics.precision import constant, pad, size_tensor, take
+from keras_graphattn.numerics.precision import constant, pad, positions_of, size_tensor, take
 from keras_graphattn.operators.kernel import masked_scores
 from keras_graphattn.serialization import resolve
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
@@ -168,7 +168,7 @@ class PairMatrix(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         """M, of shape (1 or B, 1 or N, T, T)."""
         if type(self)._rows is Mask._rows:
             raise NotImplementedError(f"{type(self).__name__} must write `_matrix` or `_rows`.")
-        order = ops.arange(length, dtype="int32")
+        order = positions_of(length)
         return self._block_rows(order, length, parameters, inputs)
 
     def _rows(
@@ -765,7 +765,7 @@ class TopologyMask(Mask):
         if isinstance(length, int) and length <= ROWS_FROM_MATRIX:
             return super()._rows(positions, length, parameters, inputs)
         # rows of M are columns of its transpose, which are products with unit vectors (T, R)
-        nodes = ops.arange(length, dtype="int32")[:, None]
+        nodes = positions_of(length)[:, None]
         columns = ops.cast(ops.equal(nodes, positions[None]), widest_dtype(parameters.values()))
         batch = ops.shape(next(iter(inputs.values())))[0] if inputs else 1
         shape = (batch, length, self.num_heads, ops.shape(columns)[1])

@@ -45,7 +45,7 @@ from keras_graphattn.masks.mask import (
     Signal,
     finite,
 )
-from keras_graphattn.numerics.precision import at_least_float32, constant, pad, take
+from keras_graphattn.numerics.precision import at_least_float32, constant, pad, positions_of, take
 from keras_graphattn.types import Float, Int, Tensor
 
 # The length from which the FFT is faster than rows in blocks, divided by m D / (m + D + 32). It is
@@ -280,7 +280,7 @@ def toeplitz_rows(
         first = size - start - count
         return _skewed(ops.flip(table, axis=1)[:, first : first + count + length - 1], count)
     offsets = ops.cast(start, "int32") + count - 1
-    offsets = offsets - ops.arange(count + length - 1, dtype="int32")
+    offsets = offsets - positions_of(count + length - 1)
     indices = ops.clip(offsets + size - 1, 0, 2 * size - 2)
     return _skewed(take(table, indices, axis=1), count)
 
@@ -297,9 +297,9 @@ def block_toeplitz_rows(
         return toeplitz_rows(table, first_line * size, lines * size, size)
     offsets = table_shape(leading)
     slabs = ops.reshape(table, (table.shape[0], math.prod(offsets), 2 * size - 1))
-    ours = ops.cast(first_line, "int32") + ops.arange(lines, dtype="int32")
+    ours = ops.cast(first_line, "int32") + positions_of(lines)
     ours = ops.minimum(ours, math.prod(leading) - 1)[:, None]
-    theirs = ops.arange(math.prod(leading), dtype="int32")[None, :]
+    theirs = positions_of(math.prod(leading))[None, :]
     indices, stride = 0, 1
     # the index of the offset between two lines, (lines, all lines)
     for extent, width in zip(reversed(leading), reversed(offsets), strict=True):
@@ -433,7 +433,7 @@ class Toeplitz(FourierMask):
     def _rows(
         self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
     ) -> Rows:
-        order = ops.arange(length, dtype="int32")
+        order = positions_of(length)
         offsets = ops.cast(positions, "int32")[:, None] - order[None, :]  # (R, T)
         return take(parameters["table"], offsets + (self.max_length - 1), axis=1)[None]
 
@@ -566,7 +566,7 @@ class BlockToeplitz(FourierMask):
     ) -> Rows:
         shape = table_shape(self.grid_shape)
         queries = self._places(ops.cast(positions, "int32"))
-        keys = self._places(ops.arange(self.length, dtype="int32"))
+        keys = self._places(positions_of(self.length))
         offsets = queries[:, None] - keys[None]  # (R, T)
         table = ops.reshape(parameters["table"], (-1, math.prod(shape)))
         rows = take(table, offsets + math.prod(shape) // 2, axis=1)  # (N, R, T)
@@ -607,7 +607,7 @@ class BlockToeplitz(FourierMask):
         """Sets 1 where the query or the key is a prefix token; `rows` is (N, R, T)."""
         if self.num_prefix_tokens == 0:
             return rows
-        key = ops.arange(self.length, dtype="int32") < self.num_prefix_tokens
+        key = positions_of(self.length) < self.num_prefix_tokens
         query = ops.cast(positions, "int32") < self.num_prefix_tokens
         ones = ops.cast(1.0, rows.dtype)
         return ops.where(ops.logical_or(query[:, None], key[None, :]), ones, rows)

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.checks import traced_by_torch
-from keras_graphattn.numerics.precision import pad, take
+from keras_graphattn.numerics.precision import pad, positions_of, take
 from keras_graphattn.types import Bool, Int, Num, Size, Tensor
 
 Carried = TypeVar("Carried")
@@ -36,7 +36,7 @@ def map_query_blocks(
         block_size: Number of query rows at a time.
     """
     if fits_one_block(length, block_size):
-        return function(ops.arange(length, dtype="int32"), {**by_row, **whole})
+        return function(positions_of(length), {**by_row, **whole})
     rows = cut_rows(length, block_size)
     blocks = [cut_into_blocks(_without_booleans(x), block_size) for x in by_row.values()]
     names = (*by_row, *whole)
@@ -118,7 +118,7 @@ def loop_over_blocks(
             blocks.append(block)
         return carried, ops.stack(blocks[::-1] if backwards else blocks)
     if backend != "tensorflow":
-        steps = ops.arange(count, dtype="int32")
+        steps = positions_of(count)
         last: tuple[Carried, Tensor] = ops.scan(
             lambda carry, i: body(i, carry), start, steps, reverse=backwards
         )
@@ -177,7 +177,7 @@ def number_of_blocks(length: Size, block_size: int) -> Size:
         return length // block_size + 1
     if not isinstance(length, int) and keras.backend.backend() == "torch":
         return (length + 2 * block_size - 1) // block_size
-    return (length + (-length) % block_size) // block_size
+    return (length + block_size - 1) // block_size
 
 
 def rows_missing(length: Size, block_size: int) -> Size:
@@ -188,7 +188,7 @@ def rows_missing(length: Size, block_size: int) -> Size:
 def cut_rows(length: Size, block_size: int) -> Int[Tensor, "_ _"]:
     """The positions 0, 1, ... of each block's rows, beyond `length` in the last: (count, block)."""
     count = number_of_blocks(length, block_size)
-    return ops.reshape(ops.arange(count * block_size, dtype="int32"), (count, block_size))
+    return ops.reshape(positions_of(count * block_size), (count, block_size))
 
 
 def cut_into_blocks(x: Num[Tensor, "B T ..."], block_size: int) -> Num[Tensor, "_ B ..."]:
@@ -228,7 +228,7 @@ def cut_into_chunks(
 def first_of(x: Num[Tensor, "..."], count: Size, axis: int) -> Num[Tensor, "..."]:
     """The first entries of an axis; for open lengths, torch cannot know if a slice changes `x`."""
     if keras.backend.backend() == "torch" and not isinstance(count, int):
-        return take(x, ops.arange(count, dtype="int32"), axis=axis)
+        return take(x, positions_of(count), axis=axis)
     return x[(*[slice(None)] * axis, slice(count))]
 
 

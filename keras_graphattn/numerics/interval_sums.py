@@ -7,7 +7,7 @@ numbers of their interval, so the relative error is that of a sum of so many num
 from keras import ops
 
 from keras_graphattn.numerics.blocks import cut_into_chunks, first_of
-from keras_graphattn.numerics.precision import matmul
+from keras_graphattn.numerics.precision import matmul, positions_of
 from keras_graphattn.types import Float, Int, Tensor
 
 PART = 64  # numbers of which all pairs are added at once
@@ -26,7 +26,7 @@ def sums_between(
     [[1.0, 0.0, 0.0], [3.0, 2.0, 0.0], [7.0, 6.0, 4.0]]
     """
     numbers = ops.convert_to_tensor(numbers)
-    order = ops.arange(ops.shape(numbers)[-1], dtype="int32")
+    order = positions_of(ops.shape(numbers)[-1])
     before = ops.cast(order[None, :] < behind[:, None], numbers.dtype)  # (rows, c)
     after = ops.cast(order[:, None] >= first[None, :], numbers.dtype)  # (c, columns)
     return matmul(numbers[..., None, :] * before, after)
@@ -51,5 +51,5 @@ def sums_behind(numbers: Float[Tensor, "B N R T"]) -> Float[Tensor, "B N R T"]:
 
 def _behind(numbers: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
     """`sums_behind` by the matrix of all pairs."""
-    order = ops.arange(ops.shape(numbers)[-1], dtype="int32")
+    order = positions_of(ops.shape(numbers)[-1])
     return matmul(numbers, ops.cast(order[:, None] > order[None, :], numbers.dtype))

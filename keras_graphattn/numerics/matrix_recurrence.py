@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_graphattn.numerics.blocks import loop_over_blocks
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
-from keras_graphattn.numerics.precision import matmul, take
+from keras_graphattn.numerics.precision import matmul, positions_of, take
 from keras_graphattn.types import Float, Tensor
 
 DOUBLINGS = 20  # torch traces an open number of steps up to 2^20
@@ -74,7 +74,7 @@ _FORWARDS, _BACKWARDS = (
 
 def _by_doubling(factors: Tensor, updates: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     """Without a loop over steps: each step joins 1, 2, 4, ... steps before it."""
-    order = ops.arange(ops.shape(factors)[0], dtype="int32")
+    order = positions_of(ops.shape(factors)[0])
     for power in range(DOUBLINGS):
         joins = (order >= 1 << power)[:, None, None, None]
         before = ops.maximum(order - (1 << power), 0)

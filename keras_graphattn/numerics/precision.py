@@ -11,7 +11,10 @@ not export to ONNX. `cast` of an open size and `take_along_axis` turn open sizes
 an export. `max`, `pad` and `convert_to_tensor` of an array do not compile in one graph.
 """
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from keras import backend, ops
@@ -19,8 +22,44 @@ from keras import backend, ops
 from keras_graphattn.checks import dtype_name
 from keras_graphattn.types import Bool, Float, Int, Num, Size, Tensor
 
+Index = tuple[Any, ...]
+ALL = slice(None)  # `x[:, None]` is `new_axes(x, (ALL, None))`
+
 _LARGEST_FLOAT16 = 65504.0
 _LARGE_NEGATIVE = -1e30  # for scores of at least float32
+
+
+def _expanded(x: Num[Tensor, "..."], index: Index) -> Num[Tensor, "..."]:
+    """`x[index]` for an index that only adds axes: with `None`, `:` and `...` at its start."""
+    behind = len(index) if index[0] is Ellipsis else 0
+    axes = [place - behind for place, part in enumerate(index) if part is None]
+    return ops.expand_dims(x, axes) if axes else x
+
+
+def _iota(length: Size) -> Int[Tensor, " T"]:
+    import jax
+
+    positions: Int[Tensor, " T"] = jax.lax.iota("int32", length)
+    return positions
+
+
+def _identity(size: Size, *, dtype: str) -> Float[Tensor, "n n"]:
+    order = positions_of(size)
+    return ops.cast(order[:, None] == order[None, :], dtype)
+
+
+# What formats of exports do not have, bound once: a small call feels every function.
+# 0, 1, ... length - 1 as int32: jax2onnx, which writes ONNX, has no `arange` of an open length.
+positions_of: Callable[[Size], Int[Tensor, " T"]] = functools.partial(ops.arange, 0, dtype="int32")
+if backend.backend() == "jax":
+    positions_of = _iota
+# `x[index]` that only adds axes: LiteRT has no such slice of a tensor with several open sizes.
+new_axes: Callable[[Num[Tensor, "..."], Index], Num[Tensor, "..."]] = operator.getitem
+# The identity matrix: OpenVINO has no operation for that of TensorFlow.
+identity: Callable[..., Float[Tensor, "n n"]] = ops.eye
+if backend.backend() == "tensorflow":
+    new_axes = _expanded
+    identity = _identity
 
 
 def is_float64(x: Num[Tensor, "..."]) -> bool:
@@ -193,4 +232,5 @@ def without_padding(
     """`x` with zeros where the booleans are `False`. Their axes are the first axes of `x`."""
     if visible is None:
         return x
-    return zero_where_masked(x, visible[(..., *[None] * (len(x.shape) - len(visible.shape)))])
+    missing = len(x.shape) - len(visible.shape)
+    return zero_where_masked(x, new_axes(visible, (..., *[None] * missing)))

@@ -24,7 +24,7 @@ from keras_graphattn.numerics.blocks import (
     map_query_blocks,
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, compiled_once
-from keras_graphattn.numerics.precision import at_least_float32
+from keras_graphattn.numerics.precision import at_least_float32, positions_of
 from keras_graphattn.operators.operator import Operator, Visibility
 from keras_graphattn.operators.softmax import (
     Logits,
@@ -147,7 +147,7 @@ class _Blocks(NamedTuple):
         """Rows of A, of queries and of keys with heads first."""
         scores = ops.einsum("btnh,bnsh->bnts", query, keys)
         length = ops.shape(keys)[2]
-        columns = ops.arange(length, dtype="int32")
+        columns = positions_of(length)
         visible = self.visibility.of_block(tensors, rows, columns)
         logits = self.logits.of_block(tensors, rows, length)
         return logits.weights(scores, visible)[0]
@@ -216,7 +216,7 @@ def _value_of_twice(
 ) -> tuple[Tensors, Tensors]:
     length = ops.shape(query)[1]
     weights_of, query_blocks, _ = blocks.weights_by_index(query, key, tensors, x.dtype)
-    numbers = ops.arange(ops.shape(query_blocks)[0], dtype="int32")
+    numbers = positions_of(ops.shape(query_blocks)[0])
 
     def apply(signal: Tensor) -> Tensor:
         signal = heads_first(signal)

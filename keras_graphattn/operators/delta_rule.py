@@ -27,8 +27,10 @@ from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
 from keras_graphattn.numerics.matrix_recurrence import matrix_recurrence
 from keras_graphattn.numerics.precision import (
     at_least_float32,
+    identity,
     matmul,
     nan_where,
+    positions_of,
     without_padding,
     zero_where_masked,
 )
@@ -148,7 +150,7 @@ class DeltaRuleOperator(Operator):
         of_state = matmul(weights, before * key)
         scores = decay * matmul(query, turned)  # M
         to_end = turned * decay[..., -1:, :]  # K'^T, (G, H, c)
-        carried = before[..., -1:, :] * ops.eye(key.shape[-1], dtype=key.dtype)
+        carried = before[..., -1:, :] * identity(key.shape[-1], dtype=key.dtype)
         return Factors(
             matmul(scores, weights),
             before * query - matmul(scores, of_state),
@@ -179,7 +181,7 @@ def decays(log_decay: Float[Tensor, "... c"]) -> Float[Tensor, "... c c"]:
     Each sum is of its own numbers only. A difference of two longer sums would round, and would be
     no number after a decay of 0.
     """
-    order = ops.arange(log_decay.shape[-1], dtype="int32")
+    order = positions_of(log_decay.shape[-1])
     lower = order[:, None] >= order[None, :]
     of_each = zero_where_masked(log_decay[..., None], order[:, None] > order[None, :])
     sums = matmul(ops.cast(lower, log_decay.dtype), of_each)
@@ -210,7 +212,7 @@ def _value(x: Tensor) -> tuple[Tensors, Tensors]:
 def _inverted(x: Tensor) -> Tensor:
     count, half = ops.shape(x)[0], x.shape[-1] // 2
     if half <= 2:
-        lower, one = ops.tril(x, -1), ops.eye(x.shape[-1], dtype=x.dtype)
+        lower, one = ops.tril(x, -1), identity(x.shape[-1], dtype=x.dtype)
         return matmul(one - lower, one + matmul(lower, lower))  # the fourth power of L is 0
     halves = _inverted(ops.concatenate([x[:, :half, :half], x[:, half:, half:]], axis=0))
     first, second = halves[:count], halves[count:]

@@ -20,6 +20,7 @@ from keras_graphattn.numerics.precision import (
     masked_softmax,
     nan_where,
     pad,
+    positions_of,
     size_tensor,
     take,
     zero_where_masked,
@@ -134,7 +135,7 @@ class EdgeOperator(Operator):
         keys: Bool[Tensor, "B T"] | None,
     ) -> tuple[Ends, Ends]:
         """The rows of the sources and of the targets; for hidden edges, the row of zeros."""
-        first = ops.arange(self.batch, dtype="int32")[:, None] * self.length
+        first = positions_of(self.batch)[:, None] * self.length
         last, is_edge = size_tensor(self.count, "int32"), ops.all(edges >= 0, axis=-1)
         sources, targets = (
             ops.reshape(ops.where(is_edge, edges[..., end] + first, last), (-1,)) for end in (0, 1)

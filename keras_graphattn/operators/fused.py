@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_graphattn.checks import dtype_name, traced_by_torch
 from keras_graphattn.numerics.blocks import map_query_blocks
-from keras_graphattn.numerics.precision import is_float64, pad, without_padding
+from keras_graphattn.numerics.precision import is_float64, pad, positions_of, without_padding
 from keras_graphattn.operators.operator import Operator, Visibility
 from keras_graphattn.operators.softmax import (
     Logits,
@@ -159,7 +159,7 @@ class FusedOperator(Operator):
         length = ops.shape(query)[1]
         form, named = LogitsForm.of(self.logits)
         by_row, whole = form.divided(named, self.pairs)
-        whole |= {"key": key, "x": x, "columns": ops.arange(length, dtype="int32")}
+        whole |= {"key": key, "x": x, "columns": positions_of(length)}
         return map_query_blocks(rows_of_block, {**by_row, "query": query}, whole, length, BLOCK)
 
 

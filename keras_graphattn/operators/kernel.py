@@ -11,7 +11,13 @@ from typing import Protocol
 
 from keras import ops
 
-from keras_graphattn.numerics.precision import at_least_float32, nan_where, zero_where_masked
+from keras_graphattn.numerics.precision import (
+    ALL,
+    at_least_float32,
+    nan_where,
+    new_axes,
+    zero_where_masked,
+)
 from keras_graphattn.operators.operator import Operator
 from keras_graphattn.types import Bool, Float, Tensor
 
@@ -83,7 +89,9 @@ class KernelOperator(Operator):
         self.query_features, self.key_features = query_features, key_features
         self.mask, self.inputs = mask, dict(inputs or {})
         self.rows = rows
-        self.non_finite = None if non_finite is None else non_finite[:, :, None, None]
+        self.non_finite = (
+            None if non_finite is None else new_axes(non_finite, (ALL, ALL, None, None))
+        )
         self.path, self.feature_chunk = path, feature_chunk
         self.prepared: object = None
         self.normaliser: Float[Tensor, "B T N 1"] | None = None
@@ -128,7 +136,7 @@ class KernelOperator(Operator):
         # rewrite it to `x >= SMALLEST`.
         self.seeing = (normaliser >= SMALLEST) | (normaliser != normaliser)
         if self.rows is not None:
-            self.seeing = ops.logical_and(self.seeing, self.rows[..., None])
+            self.seeing = ops.logical_and(self.seeing, new_axes(self.rows, (..., None)))
 
     def _normalised(self, sums: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
         """sums / normaliser where seen, else 0. Its gradient has no square that underflows.

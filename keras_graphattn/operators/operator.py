@@ -15,7 +15,14 @@ from keras_graphattn.checks import Rule, Sizes, flag, whole
 from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.numerics.blocks import map_query_blocks
 from keras_graphattn.numerics.custom_gradient import compiled_once
-from keras_graphattn.numerics.precision import pad, take, zero_where_masked
+from keras_graphattn.numerics.precision import (
+    ALL,
+    new_axes,
+    pad,
+    positions_of,
+    take,
+    zero_where_masked,
+)
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 
@@ -113,7 +120,7 @@ class Visibility(NamedTuple):
         """All pieces as one boolean tensor for `length` rows and columns; `None` if all is seen."""
         if not self.is_partial:
             return None
-        positions = ops.arange(length, dtype="int32")
+        positions = positions_of(length)
         return self.block(positions, positions)
 
     def block(
@@ -124,13 +131,14 @@ class Visibility(NamedTuple):
         if self.entries is not None:
             parts.append(four_dimensional(self.entries))  # (B, N, T, S)
         if self.queries is not None:
-            parts.append(self.queries[:, None, :, None])  # (B, 1, T, 1)
+            parts.append(new_axes(self.queries, (ALL, None, ALL, None)))  # (B, 1, T, 1)
         if self.keys is not None:
-            parts.append(self.keys[:, None, None, :])  # (B, 1, 1, S)
+            parts.append(new_axes(self.keys, (ALL, None, None)))  # (B, 1, 1, S)
         if self.causal:
-            parts.append((columns[None, :] <= rows[:, None])[None, None])
+            parts.append(new_axes(columns[None, :] <= rows[:, None], (None, None)))
         if self.window is not None:
-            parts.append((ops.abs(rows[:, None] - columns[None, :]) < self.window)[None, None])
+            distances = ops.abs(rows[:, None] - columns[None, :])
+            parts.append(new_axes(distances < self.window, (None, None)))
         return all_of(*parts)
 
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -163,7 +171,7 @@ class Visibility(NamedTuple):
         """The query rows of a square matrix that see at least one key; `None` if all rows do."""
         if self.entries is None:
             seeing = all_of(self.queries, None if self.keys is None else self._see_a_key(length))
-            return None if seeing is None else seeing[:, :, None]
+            return None if seeing is None else new_axes(seeing, (ALL, ALL, None))
         by_row, others = self.tensors()
         by_blocks = compiled_once(
             _rows_by_blocks, (*by_row,), (*others,), self.causal, self.window, length, block_size
@@ -177,7 +185,7 @@ class Visibility(NamedTuple):
         if not self.causal and self.window is None:
             return ops.any(ops.cast(keys, "bool"), axis=1, keepdims=True)
         up_to = pad(ops.cumsum(keys, axis=1), ((0, 0), (1, 0)))  # keys before each position
-        rows = ops.arange(length, dtype="int32")
+        rows = positions_of(length)
         first, behind = ops.zeros_like(rows), rows + 1 if self.causal else length + 0 * rows
         if self.window is not None:
             first = ops.maximum(rows - self.window + 1, 0)
@@ -189,7 +197,7 @@ class Visibility(NamedTuple):
     ) -> Float[Tensor, "B T N D"]:
         """The outputs with exact zeros in rows that see no key."""
         rows = self.rows_with_visible_keys(ops.shape(outputs)[1], block_size)
-        return outputs if rows is None else zero_where_masked(outputs, rows[..., None])
+        return outputs if rows is None else zero_where_masked(outputs, new_axes(rows, (..., None)))
 
 
 def _rows_by_blocks(
@@ -213,7 +221,7 @@ def _rows_by_blocks(
     seeing = map_query_blocks(
         rows_of_block,
         {name: named[name] for name in by_row},
-        {**{name: named[name] for name in others}, "columns": ops.arange(length, dtype="int32")},
+        {**{name: named[name] for name in others}, "columns": positions_of(length)},
         length,
         block_size,
     )
@@ -234,5 +242,5 @@ def four_dimensional(entries: Num[Tensor, "..."]) -> Num[Tensor, "B? N? T? S?"]:
     """Entries (T, S), (B, T, S) or (B, N, T, S) with axes of size 1 that broadcast."""
     rank = len(entries.shape)
     if rank == 2:
-        return entries[None, None]
-    return entries[:, None] if rank == 3 else entries
+        return new_axes(entries, (None, None))
+    return new_axes(entries, (ALL, None)) if rank == 3 else entries

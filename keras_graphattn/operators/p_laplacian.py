@@ -36,6 +36,7 @@ from keras_graphattn.numerics.precision import (
     finite_scores,
     masked_softmax,
     pad,
+    positions_of,
     without_padding,
 )
 from keras_graphattn.operators.cached import CachedOperator
@@ -133,7 +134,7 @@ class PLaplacianOperator(Operator):
 
     def _formed(self) -> Float[Tensor, "B N T T"]:
         length = ops.shape(self.key)[1]
-        positions = ops.arange(length, dtype="int32")
+        positions = positions_of(length)
         visible = self.visibility.block(positions, positions)
         values, logits = (self.values, self.values), self.logits.formed(length)
         return rows_of_weights(
@@ -162,7 +163,7 @@ class CachedPLaplacianOperator(CachedOperator):
         row_values = ops.cast(value, signals.dtype)
         signals = ops.slice_update(signals, (0, 0, index, 0, 0), row_values[:, None])
         self.values = without_padding(signals[:, 0], ops.any(visible, axis=(1, 2)))
-        positions = index + ops.arange(ops.shape(query)[1], dtype="int32")
+        positions = index + positions_of(ops.shape(query)[1])
         logits = Logits() if logits is None else logits.formed(ops.shape(key)[1], positions)
         rows = rows_of_weights(
             scaled(query, scale),
@@ -197,7 +198,7 @@ def rows_of_weights(
     row_values, column_values = values
     products = ops.einsum("btnh,bsnh->bnts", *finite_products(query, key))
     scores, visible = logits.of(products, visible)
-    diagonal = positions[:, None] == ops.arange(ops.shape(key)[1], dtype="int32")[None, :]
+    diagonal = positions[:, None] == positions_of(ops.shape(key)[1])[None, :]
     if logits.sink is not None:  # a column whose weight counts in the softmax only
         column_values = pad(column_values, ((0, 0), (0, 1), (0, 0), (0, 0)))
         diagonal = logits.with_sink(diagonal)
@@ -337,7 +338,7 @@ def _in_blocks(
     by_row, whole = blocks.logits.divided(named, visibility)
     length = ops.shape(key)[1]
     by_row |= {"query": query, "row_values": values}
-    whole |= {"key": key, "values": values, "columns": ops.arange(length, dtype="int32")}
+    whole |= {"key": key, "values": values, "columns": positions_of(length)}
     centre = None if blocks.logits.hides_keys else _common_centre(values, visibility)
     if centre is not None:
         whole["centre"] = centre
@@ -454,7 +455,10 @@ def pair_distances(
         (sums,) = _SUMS_OF_SQUARES(rows, columns)
         return ops.where(near, sums + smoothing, gram)
 
-    is_any = ops.max(ops.cast(near, "uint8"), initial=0) > 0  # `any` is slow on torch
+    if keras.backend.backend() == "torch":  # `any` is slow there
+        is_any = ops.max(ops.cast(near, "uint8"), initial=0) > 0
+    else:
+        is_any = ops.any(near)
     return where_needed(is_any, corrected, lambda: gram)
 
 

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from keras import ops
 
 from keras_graphattn.numerics.precision import (
+    ALL,
     at_least_float32,
     larger,
     masked_softmax,
+    new_axes,
     size_tensor,
     without_padding,
     zero_where_masked,
@@ -128,8 +130,8 @@ def singular_value_context(
     x = ops.transpose(at_least_float32(x), (0, 2, 1, 3))  # (B, N, S, D)
     if visible is None:
         return masked_softmax(logits) @ x
-    right = masked_softmax(logits, visible[:, None, None, :])
-    return right @ zero_where_masked(x, visible[:, None, :, None])
+    right = masked_softmax(logits, new_axes(visible, (ALL, None, None)))
+    return right @ zero_where_masked(x, new_axes(visible, (ALL, None, ALL, None)))
 
 
 def attend_to_context(
@@ -167,4 +169,4 @@ def orthogonality_penalty(
 
 
 def _column(visible: Bool[Tensor, "B T"] | None) -> Bool[Tensor, "B T 1 1"] | None:
-    return None if visible is None else visible[:, :, None, None]
+    return None if visible is None else new_axes(visible, (ALL, ALL, None, None))

@@ -27,15 +27,18 @@ from keras import ops
 
 from keras_graphattn.numerics.blocks import cut_into_chunks, first_of, fits_one_block, where_needed
 from keras_graphattn.numerics.precision import (
+    ALL,
     at_least_float32,
     hidden_logit,
     larger,
     largest,
     matmul,
+    new_axes,
+    positions_of,
     smaller,
     zero_where_masked,
 )
-from keras_graphattn.types import Bool, Float, Tensor
+from keras_graphattn.types import Bool, Float, Size, Tensor
 
 CHUNK = 64  # tokens in a chunk
 GROUP = 32  # chunks in a group; up to 2 GROUP + 1 chunks are summed at once
@@ -60,7 +63,7 @@ def empty_running_sum(
     """The sums before the first token, of shapes (B, N, H), (B, N, H) and (B, N, H, D)."""
     lowest, shape = hidden_logit(dtype), (batch_size, num_heads, key_dim)
     return RunningSum(
-        ops.full(shape, lowest, dtype),
+        ops.zeros(shape, dtype) + lowest,  # jax2onnx has no `full` of an open batch
         ops.zeros(shape, dtype),
         ops.zeros((*shape, value_dim), dtype),
     )
@@ -96,8 +99,11 @@ def reference_of(chunks: Chunks) -> Float[Tensor, "B N C H"]:
     else:
         counts = ops.cumsum(ops.cast(chunks.visible, "int32"), axis=-1)
         is_first = ops.logical_and(chunks.visible, counts == 1)
-        first = ops.einsum("bcs,bncsh->bnch", ops.cast(is_first, logits.dtype), logits)
-        some = ops.any(chunks.visible, axis=-1)[:, None, :, None]
+        is_first = new_axes(
+            ops.cast(is_first, logits.dtype), (ALL, None, ALL, None)
+        )  # (B, 1, C, 1, c)
+        first = matmul(is_first, logits)[:, :, :, 0]
+        some = new_axes(ops.any(chunks.visible, axis=-1), (ALL, None, ALL, None))
         first = ops.where(some, first, least)
     largest = ops.stop_gradient(chunks.before.maximum)
     return larger(ops.where(largest <= least, first, largest), least)
@@ -108,16 +114,15 @@ def at_one_reference(
 ) -> Float[Tensor, "B N C c D"]:
     """The outputs, right in rows before the first logit that is too high."""
     left, logits, values, before, _ = chunks
-    size = logits.shape[3]
+    size = int(logits.shape[3])
     seen = ops.tril(ops.ones((size, size), "bool"))
-    weights = ops.exp(smaller(logits - reference[:, :, :, None], LIMIT))
+    weights = ops.exp(smaller(logits - new_axes(reference, (ALL, ALL, ALL, None)), LIMIT))
     # The sums before the chunk have this reference already, or they are 0.
-    normaliser = ops.einsum("ts,bncsh->bncth", ops.cast(seen, weights.dtype), weights)
-    left = _divided(left, normaliser + before.normaliser[:, :, :, None])
-    scores = ops.einsum("bncth,bncsh->bncts", left, weights)
+    normaliser = matmul(ops.cast(seen, weights.dtype), weights)
+    left = _divided(left, normaliser + new_axes(before.normaliser, (ALL, ALL, ALL, None)))
+    scores = matmul(left, ops.swapaxes(weights, -1, -2))
     scores = zero_where_masked(scores, seen)  # A, (B, N, C, c, c)
-    outputs = ops.einsum("bncts,bncsd->bnctd", scores, values)
-    return outputs + ops.einsum("bncth,bnchd->bnctd", left, before.context)
+    return matmul(scores, values) + matmul(left, before.context)
 
 
 def at_any_logits(
@@ -126,62 +131,82 @@ def at_any_logits(
     """The outputs for any logits, from the running maximum of the logits."""
     left, logits, values, before, _ = chunks
     own = ops.exp(logits - maximum)
-    normaliser = own
+    normaliser, logits, maxima = _merged(own), _merged(logits), _merged(maximum)
     steps = []
     for width in _widths(logits):
         # Relative to the largest logit before the border: the earlier tokens, and how much this
         # logit counts in later rows.
         earlier, _ = _halves(logits, width)
-        earlier_maximum, later_maximum = _halves(maximum, width)
+        earlier_maximum, later_maximum = _halves(maxima, width)
         border = earlier_maximum[..., -1:, :]
         decay = ops.exp(border - later_maximum)
         steps.append((width, ops.exp(earlier - border), decay))
         first, second = _halves(normaliser, width)
         normaliser = _joined(first, second + decay * first[..., -1:, :], normaliser)
-    carried = ops.exp(before.maximum[:, :, :, None] - maximum)
-    left = _divided(left, normaliser + carried * before.normaliser[:, :, :, None])
-    outputs = ops.sum(left * own, axis=-1, keepdims=True) * values
+    carried = ops.exp(new_axes(before.maximum, (ALL, ALL, ALL, None)) - maximum)
+    normaliser = ops.reshape(normaliser, ops.shape(own))
+    left = _divided(left, normaliser + carried * new_axes(before.normaliser, (ALL, ALL, ALL, None)))
+    outputs = _merged(ops.sum(left * own, axis=-1, keepdims=True) * values)
+    merged_left, merged_values = _merged(left), _merged(values)
     for width, weights, decay in steps:
-        _, later = _halves(left, width)
-        earlier_values, _ = _halves(values, width)
+        _, later = _halves(merged_left, width)
+        earlier_values, _ = _halves(merged_values, width)
         scores = matmul(later * decay, ops.swapaxes(weights, -1, -2))
         first, second = _halves(outputs, width)
         outputs = _joined(first, second + matmul(scores, earlier_values), outputs)
-    return outputs + ops.einsum("bncth,bnchd->bnctd", left * carried, before.context)
+    outputs = ops.reshape(outputs, ops.shape(values))
+    return outputs + matmul(left * carried, before.context)
 
 
 def running_maximum(chunks: Chunks) -> Float[Tensor, "B N C c H"]:
     """The largest logit up to each token, over all earlier chunks."""
-    maximum = ops.stop_gradient(chunks.logits)
+    maximum = _merged(ops.stop_gradient(chunks.logits))
     for width in _widths(maximum):
         first, second = _halves(maximum, width)
         maximum = _joined(first, larger(second, first[..., -1:, :]), maximum)
+    maximum = ops.reshape(maximum, ops.shape(chunks.logits))
     least = ops.cast(least_logit(maximum.dtype), maximum.dtype)
     before = larger(ops.stop_gradient(chunks.before.maximum), least)
-    return larger(maximum, before[:, :, :, None])
+    return larger(maximum, new_axes(before, (ALL, ALL, ALL, None)))
 
 
-def _widths(x: Float[Tensor, "B N C c H"]) -> list[int]:
+def _merged(x: Float[Tensor, "B N C c F"]) -> Float[Tensor, "... c F"]:
+    """The chunks of all examples and heads on one axis, so that exports have few open sizes.
+
+    jax2onnx has no products of open sizes.
+    """
+    if keras.backend.backend() == "jax":
+        return x
+    return ops.reshape(x, (-1, *map(int, x.shape[3:])))
+
+
+def _widths(x: Float[Tensor, "... c H"]) -> list[int]:
     """1, 2, 4, ... up to half a chunk."""
-    return [1 << power for power in range(x.shape[3].bit_length() - 1)]
+    return [1 << power for power in range(int(x.shape[-2]).bit_length() - 1)]
 
 
 def _halves(
-    x: Float[Tensor, "B N C c F"], width: int
-) -> tuple[Float[Tensor, "B N C _ w F"], Float[Tensor, "B N C _ w F"]]:
+    x: Float[Tensor, "... c F"], width: int
+) -> tuple[Float[Tensor, "... _ w F"], Float[Tensor, "... _ w F"]]:
     """Earlier and later tokens of each 2 w, where w is the width."""
-    *outer, size, features = ops.shape(x)
-    x = ops.reshape(x, (*outer, size // (2 * width), 2 * width, features))
+    size, features = map(int, x.shape[-2:])
+    x = ops.reshape(x, (*_outer(x), size // (2 * width), 2 * width, features))
     return x[..., :width, :], x[..., width:, :]
 
 
 def _joined(
-    first: Float[Tensor, "B N C _ w F"],
-    second: Float[Tensor, "B N C _ w F"],
-    like: Float[Tensor, "B N C c F"],
-) -> Float[Tensor, "B N C c F"]:
+    first: Float[Tensor, "... _ w F"],
+    second: Float[Tensor, "... _ w F"],
+    like: Float[Tensor, "... c F"],
+) -> Float[Tensor, "... c F"]:
     """The inverse of `_halves`, with the shape of `like`."""
-    return ops.reshape(ops.concatenate([first, second], axis=-2), ops.shape(like))
+    shape = (*_outer(like), *map(int, like.shape[-2:]))
+    return ops.reshape(ops.concatenate([first, second], axis=-2), shape)
+
+
+def _outer(x: Float[Tensor, "... c F"]) -> tuple[Size, ...]:
+    """The sizes of the axes before the tokens of a chunk, of a result of `_merged`."""
+    return (-1,) if len(x.shape) == 3 else tuple(ops.shape(x)[:-2])
 
 
 def _divided(
@@ -212,13 +237,7 @@ def causal_product(
         dtype = at_least_float32(logits[:, :0]).dtype
         state = empty_running_sum(batch, heads, key_dim, width, dtype)
 
-    def chunks_of(
-        left: Tensor, logits: Tensor, values: Tensor, *state: Tensor
-    ) -> tuple[Chunks, RunningSum]:
-        return _chunks(left, logits, values, visible, RunningSum(*state), chunk_size)
-
-    arguments = (left, logits, values, *state)
-    chunks, state = chunks_of(*arguments)
+    chunks, state = _chunks(left, logits, values, visible, state, chunk_size)
     if chunk_size <= ALWAYS_EXACT:
         outputs = at_any_logits(chunks, running_maximum(chunks))
     else:
@@ -226,14 +245,18 @@ def causal_product(
         near = at_one_reference(chunks, reference)
 
         def exactly(outputs: Tensor, *tensors: Tensor) -> Tensor:
-            chunks, _ = chunks_of(*tensors)
+            left, logits, values, *before = tensors
+            chunks = Chunks(left, logits, values, RunningSum(*before), None)
             maximum = running_maximum(chunks)
-            rows = rises_too_high(maximum, reference[:, :, :, None])  # (B, N, C, c, 1)
+            rows = rises_too_high(
+                maximum, new_axes(reference, (ALL, ALL, ALL, None))
+            )  # (B, N, C, c, 1)
             return ops.where(rows, at_any_logits(chunks, maximum), outputs)
 
+        tensors = chunks.left, chunks.logits, chunks.values, *chunks.before
         # Rematerialised, so that the values for its gradient are not kept if it does not run
         needed = ops.any(rises_too_high(largest(chunks.logits, axis=3), reference))
-        outputs = where_needed(needed, lambda: keras.remat(exactly)(near, *arguments), lambda: near)
+        outputs = where_needed(needed, lambda: keras.remat(exactly)(near, *tensors), lambda: near)
     batch, heads, count, size, width = ops.shape(outputs)  # (B, N, C, c, D)
     outputs = ops.reshape(outputs, (batch, heads, count * size, width))
     outputs = first_of(outputs, ops.shape(values)[1], axis=2)
@@ -261,7 +284,7 @@ def _chunks(
     )
     hidden = hidden_logit(logits.dtype)
     if visible is not None:
-        visible = ops.cast(visible, "bool")[:, None, :, None]
+        visible = new_axes(ops.cast(visible, "bool"), (ALL, None, ALL, None))
         logits = ops.where(visible, logits, ops.cast(hidden, logits.dtype))
         values = zero_where_masked(values, visible)
         visible = cut_into_chunks(visible, size, False)[:, 0, :, :, 0]
@@ -295,7 +318,7 @@ def sums_before_and_after(
     maximum = larger(maximum, least)  # above the logits of padding; (B, N, C, 1, H)
     exponentials = ops.exp(logits - maximum)
     normaliser = ops.sum(exponentials, axis=3)  # (B, N, C, H)
-    context = ops.einsum("bncsh,bncsd->bnchd", exponentials, values)
+    context = matmul(ops.swapaxes(exponentials, -1, -2), values)  # (B, N, C, H, D)
     chunks = RunningSum(maximum[:, :, :, 0], normaliser, context)
     chunks = map_sums(
         lambda first, others: ops.concatenate([first[:, :, None], others], axis=2), state, chunks
@@ -341,7 +364,8 @@ def _add(first: RunningSum, second: RunningSum) -> RunningSum:
     return RunningSum(
         maximum,
         first.normaliser * scales[0] + second.normaliser * scales[1],
-        first.context * scales[0][..., None] + second.context * scales[1][..., None],
+        first.context * new_axes(scales[0], (..., None))
+        + second.context * new_axes(scales[1], (..., None)),
     )
 
 
@@ -361,12 +385,14 @@ def _dense_prefix_sums(sums: RunningSum) -> RunningSum:
     """Prefix sums by one lower-triangular matrix per feature."""
     count = ops.shape(sums.maximum)[2]
     maxima = ops.stop_gradient(ops.transpose(sums.maximum, (0, 1, 3, 2)))  # (B, N, H, C)
-    order = ops.arange(count, dtype="int32")
+    order = positions_of(count)
     seen = order[None, :] <= order[:, None]
     low = ops.cast(hidden_logit(maxima.dtype), maxima.dtype)
-    relative = ops.where(seen, maxima[:, :, :, None, :], low)  # (B, N, H, C, C)
+    relative = ops.where(seen, new_axes(maxima, (ALL, ALL, ALL, None)), low)  # (B, N, H, C, C)
     running = largest(relative, axis=-1)
-    weights = ops.where(seen, ops.exp(relative - running[..., None]), ops.cast(0.0, relative.dtype))
+    weights = ops.where(
+        seen, ops.exp(relative - new_axes(running, (..., None))), ops.cast(0.0, relative.dtype)
+    )
     return RunningSum(
         ops.transpose(running, (0, 1, 3, 2)),
         ops.einsum("bnhij,bnjh->bnih", weights, sums.normaliser),

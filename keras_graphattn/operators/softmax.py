@@ -15,6 +15,8 @@ from keras_graphattn.numerics.precision import (
     masked_softmax,
     matmul,
     nan_where,
+    new_axes,
+    positions_of,
     size_tensor,
     zero_where_masked,
 )
@@ -244,7 +246,7 @@ def zero_rows_without_keys(
     form, named = LogitsForm.of(logits)
     length, heads = ops.shape(outputs)[1:3]
     by_row, whole = form.divided(named, visibility)
-    whole["columns"] = ops.arange(length, dtype="int32")
+    whole["columns"] = positions_of(length)
 
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         visible = visibility.of_block(tensors, rows, tensors["columns"])
@@ -254,7 +256,7 @@ def zero_rows_without_keys(
         return ops.cast(ops.broadcast_to(seen, shape), "uint8")
 
     seeing = map_query_blocks(rows_of_block, by_row, whole, length, block_size)
-    return zero_where_masked(outputs, seeing[..., None])
+    return zero_where_masked(outputs, new_axes(seeing, (..., None)))
 
 
 class MatrixOperator(Operator):
@@ -388,8 +390,8 @@ class WeightedSoftmaxOperator(SoftmaxOperator):
         outputs = super().finished(outputs)
         if self.sees_non_finite is None:
             return outputs
-        rows = ops.transpose(self.sees_non_finite, (0, 2, 1))[..., None]
-        return nan_where(rows, outputs)
+        rows = ops.transpose(self.sees_non_finite, (0, 2, 1))
+        return nan_where(new_axes(rows, (..., None)), outputs)
 
 
 class OnIdentity(Operator):
@@ -437,7 +439,7 @@ def zero_hidden_rows(
     if visible is None:
         return outputs
     rows = ops.transpose(ops.any(visible, axis=-1), (0, 2, 1))  # (B, T, N)
-    return ops.where(rows[..., None], outputs, ops.cast(0.0, outputs.dtype))
+    return ops.where(new_axes(rows, (..., None)), outputs, ops.cast(0.0, outputs.dtype))
 
 
 def additive_scores(

@@ -41,6 +41,7 @@ ARGUMENTS = {
         "version": 7,
         "signature": {"short": {"series": (4, 3), "ids": (4,)}},
     },
+    "check_export": {"model": MODEL, "format": "onnx", "input_signature": None},
     "layout_map": {
         "model": MODEL,
         "device_mesh": MESH,
@@ -122,6 +123,8 @@ def call_of(name, arguments):
         rules = distribution.layout_map(**arguments)
         check_layouts(rules)
         assert not any(word in rule for rule in rules for word in replicate)
+    elif name == "check_export":
+        assert export.check_export(**arguments) is None
     elif name == "check_layout_map":
         check_layouts(**arguments)
     elif name == "distribute":

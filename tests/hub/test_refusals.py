@@ -236,3 +236,15 @@ def test_revert_of_a_part_is_what_the_whole_tells():
     new = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(task))
     new.set_weights(task.get_weights())
     np.testing.assert_allclose(outputs(new, inputs)[0], before[0], atol=1e-6)
+
+
+def test_a_converted_model_is_not_written_for_transformers(tmp_path):
+    task = models.GPT2CausalLM(models.GPT2Backbone(30, 1, 2, 8, 16, max_sequence_length=16))
+    keras_graphattn.convert(task, "graph_filter")
+    for model in (task, task.backbone):
+        with pytest.raises(ValueError, match=r"First call keras_graphattn\.revert"):
+            model.export_to_transformers(tmp_path)
+    assert not list(tmp_path.iterdir())
+    keras_graphattn.revert(task)
+    task.backbone.export_to_transformers(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()

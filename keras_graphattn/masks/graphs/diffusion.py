@@ -47,7 +47,7 @@ from keras_graphattn.masks.mask import (
     to_nodes,
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
-from keras_graphattn.numerics.precision import largest, take
+from keras_graphattn.numerics.precision import identity, largest, positions_of, take
 from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
@@ -411,7 +411,7 @@ class Heat:
 
     def _matrix_value(self, time: Tensor) -> tuple[tuple[Tensor], tuple[Tensor]]:
         count, heads, sizes = self.positive.shape[0], time.shape[0], self.short
-        units = ops.broadcast_to(ops.eye(count, dtype=time.dtype)[:, None], (count, heads, count))
+        units = ops.broadcast_to(identity(count, dtype=time.dtype)[:, None], (count, heads, count))
         one_part = sizes._replace(parts=1)
         columns = self._series(units, time / sizes.parts, ops.ones_like(time), one_part)
         # e^(-c t) follows the first squares: then its rounding is squared as often as in a series
@@ -454,7 +454,7 @@ class ExampleGraphs:
         self.batch, self.length, self.operator = ops.shape(edges)[0], length, operator
         edges = ops.cast(edges, "int32")
         self.is_edge: Bool[Tensor, "B E"] = ops.all(edges >= 0, axis=-1)
-        first = ops.arange(self.batch, dtype="int32")[:, None, None] * length
+        first = positions_of(self.batch)[:, None, None] * length
         ends = ops.where(self.is_edge[..., None], edges + first, 0)
         ends = ops.reshape(ends, (-1, 2))  # (B E, 2)
         weights = ops.cast(self.is_edge, dtype)
@@ -517,7 +517,7 @@ class ExampleGraphs:
         powers = [identity + ops.zeros_like(positive), positive]
         for order in range(2, sizes.terms + 1):
             powers.append(powers[-1] @ positive / order)
-        orders = ops.arange(len(powers), dtype=time.dtype)[:, None]
+        orders = ops.arange(0, len(powers), dtype=time.dtype)[:, None]
         shares, matrix = (time / sizes.longest) ** orders, 0.0  # (terms + 1, N)
         for start in range(0, len(powers), TERMS_AT_A_TIME):
             some = slice(start, start + TERMS_AT_A_TIME)

@@ -12,7 +12,7 @@ import scipy.sparse
 from keras import ops
 
 from keras_graphattn.checks import Array, Sizes, numpy_of, optional, whole
-from keras_graphattn.numerics.precision import size_tensor, take, take_along
+from keras_graphattn.numerics.precision import positions_of, size_tensor, take, take_along
 from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
@@ -299,7 +299,7 @@ def edges_once(
     order = ops.broadcast_to(order[..., None], ops.shape(numbers))
     numbers = ops.where(is_edge[..., None], take_along(numbers, order, axis=1), 0.0)
     batch, count, width = ops.shape(numbers)
-    start = ops.arange(batch, dtype="int32")[:, None] * count
+    start = positions_of(batch)[:, None] * count
     # the number of each edge's run of equal edges
     runs = ops.maximum(ops.cumsum(ops.cast(first, "int32"), axis=1) - 1, 0) + start
     runs = ops.reshape(runs, (-1,))

@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.masks.inputs import Length
-from keras_graphattn.numerics.precision import size_tensor, take_along
+from keras_graphattn.numerics.precision import positions_of, size_tensor, take_along
 from keras_graphattn.types import Bool, Int, Tensor
 
 BEHIND = 2**31 - 1  # larger than every key of a node
@@ -43,7 +43,7 @@ def _keys(length: Length, factor: int, start: int, step: int) -> Int[Tensor, " T
 
     Arithmetic is modulo 2^32, where x -> x (2 x + 1) is one to one.
     """
-    x = ops.arange(length, dtype="int32") * (factor | 1) + start
+    x = positions_of(length) * (factor | 1) + start
     x = x * (2 * x + 1) + step
     return x * (2 * x + 1) // 2
 
@@ -56,7 +56,7 @@ def _cycle(
         keys = ops.where(nodes, keys, BEHIND)
         count = ops.sum(ops.cast(nodes, "int32"), axis=1, keepdims=True)
     order = ops.cast(ops.argsort(keys, axis=1), "int32")
-    places = ops.arange(ops.shape(order)[1], dtype="int32")[None]
+    places = positions_of(ops.shape(order)[1])[None]
     following = take_along(order, ops.where(places + 1 < count, places + 1, 0), axis=1)
     is_edge = ops.logical_and(places < count, ops.not_equal(order, following))[..., None]
     return ops.where(is_edge, ops.stack([order, following], axis=-1), ops.cast(-1, "int32"))

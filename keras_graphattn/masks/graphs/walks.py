@@ -59,7 +59,7 @@ from keras_graphattn.masks.mask import (
     to_nodes,
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
-from keras_graphattn.numerics.precision import at_least_float32, matmul, pad, take
+from keras_graphattn.numerics.precision import at_least_float32, matmul, pad, positions_of, take
 from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Float, Int, Tensor
 
@@ -322,13 +322,13 @@ class WalkFeatures:
     def kernel_product(self, x: Nodes, decay: PerHead, normalization: float) -> Nodes:
         """M x = S F F^T S x."""
         scale = self._scale(decay, normalization)[:, :, None]
-        powers = decay[None] ** ops.arange(self.length, dtype=decay.dtype)[:, None]
+        powers = decay[None] ** ops.arange(0, self.length, dtype=decay.dtype)[:, None]
         return scale * self.product(self.transposed_product(scale * x, powers), powers)
 
     def kernel_matrix(self, decay: PerHead, normalization: float) -> Matrices:
         """M = s_v s_w sum_k decay^k C_k, where s_v = 1 / |f_v|^a and C_k are the `meetings`."""
         meetings = ops.convert_to_tensor(self.meetings, dtype=decay.dtype)  # (2 L - 1, n, n)
-        powers = decay[None] ** ops.arange(meetings.shape[0], dtype=decay.dtype)[:, None]
+        powers = decay[None] ** ops.arange(0, meetings.shape[0], dtype=decay.dtype)[:, None]
         scale = ops.transpose(self._scale(decay, normalization))  # (N, n)
         met = ops.einsum("svw,sn->nvw", meetings, powers)
         return met * scale[:, :, None] * scale[:, None, :]
@@ -471,7 +471,7 @@ class ExampleWalks:
         self.number, self.length = self.walks.shape[2:]
 
     def _powers(self, decay: PerHead) -> Coefficients:
-        powers = decay[None] ** ops.arange(self.length, dtype=decay.dtype)[:, None]
+        powers = decay[None] ** ops.arange(0, self.length, dtype=decay.dtype)[:, None]
         return powers / float(self.number)
 
     def kernel_product(self, x: Signal, decay: PerHead, normalization: float) -> Signal:
@@ -511,7 +511,7 @@ class ExampleWalks:
     def features(self, decay: PerHead, normalization: float) -> Rows:
         """f_v / |f_v|^a of each head; the last axes are the node v and the visited node."""
         batch, count = ops.shape(self.walks)[:2]
-        nodes = ops.reshape(ops.arange(batch * count, dtype="int32"), (batch, count, 1, 1))
+        nodes = ops.reshape(positions_of(batch * count), (batch, count, 1, 1))
         going = self.walks >= 0
         places = ops.reshape(nodes * count + ops.where(going, self.walks, 0), (-1,))
         values = ops.cast(going, decay.dtype)[..., None] * self._powers(decay)  # (B, T, W, L, N)
@@ -524,7 +524,7 @@ class ExampleWalks:
         batch, count = ops.shape(self.walks)[:2]
         here, there = self.walks[..., :-1], self.walks[..., 1:]
         is_step = ops.logical_and(here >= 0, there >= 0)
-        example = ops.reshape(ops.arange(batch, dtype="int32"), (batch, 1, 1, 1))
+        example = ops.reshape(positions_of(batch), (batch, 1, 1, 1))
         here, there = (ops.where(is_step, nodes, 0) for nodes in (here, there))
         places = ops.reshape((example * count + here) * count + there, (-1,))
         steps = ops.reshape(ops.cast(is_step, "float32"), (-1, 1))
@@ -569,7 +569,7 @@ def _rows_of_walk(nodes: Float[Tensor, "B L T"]) -> tuple[Tensor, Tensor]:
     """
     nodes = ops.cast(nodes, "int32")
     batch, length, count = ops.shape(nodes)
-    start = ops.reshape(ops.arange(batch * length, dtype="int32") * count, (batch, length, 1))
+    start = ops.reshape(positions_of(batch * length) * count, (batch, length, 1))
     return ops.reshape(ops.maximum(nodes, 0) + start, (-1,)), nodes >= 0
 
 
@@ -615,7 +615,7 @@ def kernel_of_steps(steps: Rows, decay: PerHead, length: int, normalization: flo
     """
     steps = at_least_float32(steps)
     decay = ops.cast(decay, steps.dtype)[None, :, None, None]
-    nodes = ops.arange(ops.shape(steps)[-1], dtype="int32")
+    nodes = positions_of(ops.shape(steps)[-1])
     start = ops.cast(ops.equal(nodes[:, None], nodes[None, :]), steps.dtype)  # (T, T)
     features = start + ops.zeros_like(steps)
     for step in range(length - 1):  # Horner: f = I + decay P f

@@ -13,7 +13,14 @@ from keras import ops
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from keras_graphattn.masks.graphs.edges import graph_edges, numbers_of, read_graph
-from keras_graphattn.numerics.precision import at_least_float32, pad, size_tensor, take
+from keras_graphattn.numerics.precision import (
+    at_least_float32,
+    identity,
+    pad,
+    positions_of,
+    size_tensor,
+    take,
+)
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 Nodes = Int[np.ndarray, " n"]
@@ -252,7 +259,7 @@ def flat_parents(parents: Int[Tensor, "B T"]) -> tuple[Int[Tensor, " n"], Bool[T
     """The row of each node's parent among all examples (a root's own row), and who has a parent."""
     batch, length = ops.shape(parents)
     parents = ops.cast(parents, "int32")
-    nodes = ops.reshape(ops.arange(batch * length, dtype="int32"), (batch, length))
+    nodes = ops.reshape(positions_of(batch * length), (batch, length))
     has_parent = parents >= 0
     rows = ops.where(has_parent, parents + nodes[:, :1], nodes)
     return ops.reshape(rows, (-1,)), ops.reshape(has_parent, (-1,))
@@ -321,7 +328,7 @@ def distances_of_batch(
         return ops.reshape(x[:-1], (batch, length, length))
 
     lengths = ops.reshape(weights, (batch, length, 1))
-    own = ops.ones_like(lengths) * ops.eye(length, dtype=weights.dtype)[None]
+    own = ops.ones_like(lengths) * identity(length, dtype=weights.dtype)[None]
     is_above = ops.transpose(down(own), (0, 2, 1))  # [i, j]: whether i is j, or above it
     ways = down(lengths * (1.0 - is_above))
     roots = ops.reshape(roots, (batch, length))

@@ -31,7 +31,7 @@ from keras_graphattn.masks.graphs.sparse import RowNumbers
 from keras_graphattn.masks.trees.forest import Forest, flat_lengths, flat_parents, jumps
 from keras_graphattn.numerics.blocks import where_needed
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, kept_with
-from keras_graphattn.numerics.precision import constant, size_tensor, take
+from keras_graphattn.numerics.precision import constant, positions_of, size_tensor, take
 from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
@@ -131,7 +131,7 @@ class Sweeps:
     def _sums_of_siblings(self, x: Rows, topology: Topology) -> Rows:
         """The sum over the other children of each node's parent, without a subtraction."""
         count = ops.shape(x)[0]
-        places = ops.arange(count, dtype="int32")
+        places = positions_of(count)
         parents = ops.cast(topology[0], "int32")
         # each root is the only member of its family
         family = ops.where(ops.not_equal(parents, places), parents, count + places)
@@ -369,7 +369,7 @@ def _sums_of_others(x: Rows, family: Int[Tensor, " rows"], most: int | None) -> 
     rows after it; each step doubles their reach.
     """
     count = ops.shape(x)[0]
-    places, last = ops.arange(count, dtype="int32"), size_tensor(count - 1, "int32")
+    places, last = positions_of(count), size_tensor(count - 1, "int32")
     most = most or (count if isinstance(count, int) else 2**24)
 
     def moved(x: Rows, step: int) -> Rows:

@@ -35,7 +35,7 @@ from keras_graphattn.masks.graphs.sparse import RowNumbers, SparseMatrix
 from keras_graphattn.masks.toeplitz import tiled_toeplitz_product, toeplitz_product
 from keras_graphattn.masks.trees.forest import Forest, Nodes, flat_parents
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, kept_with
-from keras_graphattn.numerics.precision import pad, take
+from keras_graphattn.numerics.precision import pad, positions_of, take
 from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Float, Int, Tensor
 
@@ -106,7 +106,7 @@ def _over_depths(
 ) -> Tensor:
     """sum_l term(l, H[l]), in a loop whose compiled size does not depend on the number of terms."""
     count = ops.shape(parents)[0]
-    is_root = ops.equal(ops.cast(parents, "int32"), ops.arange(count, dtype="int32"))
+    is_root = ops.equal(ops.cast(parents, "int32"), positions_of(count))
     is_child = 1.0 - ops.cast(is_root, x.dtype)[:, None, None]
 
     def add(distance: Any, state: Any) -> Any:
@@ -137,7 +137,7 @@ def _gradient_by_depths(
 
     def term(distance: Any, near: Signal) -> Table:
         product = ops.sum(upstream[0] * near, axis=(0, 2))  # (N,)
-        here = ops.equal(ops.arange(count, dtype="int32"), distance)
+        here = ops.equal(positions_of(count), distance)
         return ops.cast(here, product.dtype)[:, None] * product
 
     (other,), _ = _product_by_depths(upstream[0], table, parents)
