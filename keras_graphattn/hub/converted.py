@@ -34,7 +34,7 @@ from keras_graphattn.coefficient_rate import (
 from keras_graphattn.keras_internals import change_class, growing, remove_attribute, scope_of
 from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.p_laplacian_attention import re_weighting
-from keras_graphattn.layers.quantisation import refuse_calibrated
+from keras_graphattn.layers.quantisation import NOT_CALIBRATED, refuse_calibrated
 from keras_graphattn.numerics.precision import pad, positions_of
 from keras_graphattn.operators.blockwise import BlockwiseOperator
 from keras_graphattn.operators.fused import FusedOperator
@@ -647,7 +647,9 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionF
 
         The mask has the shape (T, T), (B, T, T) or (B, N, T, T); true is visible.
         """
-        refuse_calibrated(self, self.projection_layers().values())
+        for projection in self.projection_layers().values():
+            if projection.quantization_mode in NOT_CALIBRATED:
+                refuse_calibrated(self, projection)
         num_heads = query.shape[2]
         key, value = in_all_heads(key, num_heads), in_all_heads(value, num_heads)
         visibility = Visibility(self.visible_pairs(query, mask))

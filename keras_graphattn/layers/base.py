@@ -46,7 +46,7 @@ from keras_graphattn.filters import get as get_filter
 from keras_graphattn.keras_internals import keras_mask_of
 from keras_graphattn.layers.attention_axes import AttentionAxes
 from keras_graphattn.layers.conversion_mark import ConversionMark
-from keras_graphattn.layers.quantisation import policies_of, refuse_calibrated
+from keras_graphattn.layers.quantisation import NOT_CALIBRATED, policies_of, refuse_calibrated
 from keras_graphattn.masks.mask import PairMatrix
 from keras_graphattn.numerics.precision import (
     at_least_float32,
@@ -306,11 +306,11 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         A `DTypePolicyMap` may give each projection its own dtype. Values are 0 in padding: a
         bias would change that.
         """
-        projections = self.query_dense, self.key_dense, self.value_dense
-        refuse_calibrated(self, (*projections, self.output_dense))
-        queries, keys, values = (
-            projection(x) for projection, x in zip(projections, (query, key, value), strict=True)
-        )
+        projections = self.query_dense, self.key_dense, self.value_dense, self.output_dense
+        for projection in projections:
+            if projection.quantization_mode in NOT_CALIBRATED:
+                refuse_calibrated(self, projection)
+        queries, keys, values = projections[0](query), projections[1](key), projections[2](value)
         if visible_keys is not None:
             values = without_padding(values, visible_keys)
         return Tokens(query, *in_one_dtype(queries, keys, values))

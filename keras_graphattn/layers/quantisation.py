@@ -1,15 +1,13 @@
 """What a quantised attention layer keeps in its configuration, and the quantisation it refuses."""
 
-from collections.abc import Iterable
-
 import keras
 
 from keras_graphattn.keras_internals import walk
 
 # Their calibration sees no data in Keras 3.15.1: its hooks are on `call`, and quantised layers run
 # `quantized_call`. A file of such a model lacks the zero points, and cannot be loaded.
-NOT_CALIBRATED = ("gptq", "awq")
 CALIBRATES = tuple(map(int, keras.__version__.split(".")[:2])) > (3, 15)
+NOT_CALIBRATED = () if CALIBRATES else ("gptq", "awq")
 
 
 def policies_of(layer: keras.Layer) -> keras.dtype_policies.DTypePolicyMap | None:
@@ -46,16 +44,12 @@ def _quantisers(config: keras.quantizers.QuantizationConfig) -> list[object]:
     return [None if one is None else (type(one).__name__, one.get_config()) for one in both]
 
 
-def refuse_calibrated(layer: keras.Layer, projections: Iterable[keras.Layer]) -> None:
-    """Refuses projections that a method is to calibrate, in a Keras that does not do it."""
-    if CALIBRATES:
-        return
-    for projection in projections:
-        if projection.quantization_mode in NOT_CALIBRATED:
-            raise ValueError(
-                f"{type(layer).__name__} '{layer.name}' does not run with GPTQ or AWQ on Keras "
-                f"{keras.__version__}: Keras rounds the weights without looking at the calibration "
-                "data, and cannot load the file of such a model (keras#23512, keras#23321). "
-                f"Received: quantize({projection.quantization_mode!r}) of '{projection.path}'. "
-                'Make the model again, and use quantize("int8"), "int4" or "float8".'
-            )
+def refuse_calibrated(layer: keras.Layer, projection: keras.Layer) -> None:
+    """Refuses a projection that a method is to calibrate, in a Keras that does not do it."""
+    raise ValueError(
+        f"{type(layer).__name__} '{layer.name}' does not run with GPTQ or AWQ on Keras "
+        f"{keras.__version__}: Keras rounds the weights without looking at the calibration data, "
+        "and cannot load the file of such a model (keras#23512, keras#23321). Received: "
+        f"quantize({projection.quantization_mode!r}) of '{projection.path}'. Make the model again, "
+        'and use quantize("int8"), "int4" or "float8".'
+    )
