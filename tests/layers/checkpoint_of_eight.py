@@ -1,6 +1,5 @@
 """Trains on eight devices, which hold parts of the weights, and saves: `... FOLDER`."""
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -23,13 +22,7 @@ def main(folder):
         parallel = keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="batch")
         with parallel.scope():
             distribute(model)
-            callbacks = []
-            if importlib.util.find_spec("orbax"):
-                folder_of_orbax = folder / f"{name}-orbax"
-                callbacks.append(
-                    keras.callbacks.OrbaxCheckpoint(folder_of_orbax, save_on_background=False)
-                )
-            fit(model, *data, 1, *callbacks, batch_size=4)
+            fit(model, *data, 1, batch_size=4)
             assert any(
                 v.value.addressable_shards[0].data.size < v.value.size for v in model.weights
             )
