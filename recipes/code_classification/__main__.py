@@ -212,7 +212,8 @@ class CodeClassification(Recipe):
     def write_more(
         self, output: Path, runs: Sequence[Run], best: Any, problem: Problem, options: Any
     ) -> None:
-        with atomically(output / "preprocessor") as writing:
+        with atomically(output / "preset") as writing:
+            self.model.encoder_of(best).save_to_preset(str(writing))
             problem.preprocessor.save_to_preset(str(writing))
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:

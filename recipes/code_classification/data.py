@@ -548,7 +548,8 @@ def baseline(problem: Problem) -> np.ndarray:
     functions = problem.train.functions
     values = np.ones(len(functions.values), "float32")
     shape = (len(functions), int(functions.values.max()) + 1)
-    counts = csr_array((values, functions.values, functions.offsets), shape=shape)
+    rows = (values, functions.values, functions.offsets)
+    counts = csr_array(rows, shape=shape, copy=True)  # the next line changes its arrays
     counts.sum_duplicates()
     counts = counts.log1p()
 

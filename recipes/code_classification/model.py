@@ -110,6 +110,11 @@ def _encoder(problem: Problem, options: argparse.Namespace) -> Any:
     return encoder
 
 
+def encoder_of(model: keras.Model) -> Any:
+    """The encoder of KerasHub in a classifier."""
+    return model.get_layer(ENCODER)
+
+
 def encoder_inputs(encoder: Any, tokens: Tensor, padding: int) -> dict[str, Tensor]:
     """The inputs of an encoder of KerasHub for tokens (B, L)."""
     inputs = {
@@ -131,7 +136,7 @@ def similarities(model: keras.Model, problem: Problem) -> list[float]:
     """Mean token similarity over test functions, before the first layer and after each."""
     count, test = min(MEASURED, len(problem.test)), problem.test
     tokens = next(iter(test.inputs(np.arange(count), int(test.lengths[:count].max())).values()))
-    encoder = model.get_layer(ENCODER)
+    encoder = encoder_of(model)
     inputs = encoder_inputs(encoder, tokens, test.padding)
     return similarity_by_depth(encoder, {name: np.asarray(one) for name, one in inputs.items()})
 

@@ -307,6 +307,21 @@ def test_pairs_are_padded_by_the_tokenizers_own_token():
     assert inputs["token_ids_2"].tolist() == [[0, 6, 7, 8, 2, 1]]
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+def test_the_bag_of_tokens_finds_what_counts_tell_and_changes_nothing(pairs):
+    """Label 1 is a function with two of token 9; a pair with one such function."""
+    random = np.random.default_rng(0)
+    rows = [np.append(random.integers(3, 8, 20), [9, 9][: 2 * (n % 2)]) for n in range(60)]
+    functions = Ragged.of([random.permutation(row).astype("int32") for row in rows])
+    places = random.integers(0, 60, (200, 2)) if pairs else np.arange(60)[:, None]
+    labels = (places.sum(axis=1) % 2).astype("int32")
+    examples = Examples(functions, places, labels, 0)
+    problem = data.Problem("clone" if pairs else "defect", None, examples, examples, examples)
+    before = problem.digest()
+    np.testing.assert_array_equal(data.baseline(problem), labels)
+    assert problem.digest() == before
+
+
 def test_measures_of_pairs():
     labels = np.array([1, 1, 1, 0, 0], "int32")
     problem = argparse.Namespace(functions=2, test=argparse.Namespace(labels=labels))
@@ -370,14 +385,18 @@ def test_every_task_runs_to_its_end(task, tmp_path, modules, capsys):
     model = keras.saving.load_model(output / "model.keras")
     asked = RECIPE.parse(arguments)
     problem = load(asked)
+    assert problem.digest() == results["settings"]["data"]
     inputs = problem.test.inputs(np.arange(len(problem.test)), problem.length)
     chosen = to_numpy(model(inputs)).argmax(axis=-1)
     assert measures(problem, chosen)[metric] == pytest.approx(best_run(results)[metric])
-    loaded = keras_hub.models.TextClassifierPreprocessor.from_preset(str(output / "preprocessor"))
-    text = "def f(x): return x"
-    np.testing.assert_array_equal(
-        to_numpy(loaded([text])["token_ids"]), to_numpy(problem.preprocessor([text])["token_ids"])
-    )
+    preset, text = str(output / "preset"), ["def f(x): return x"]
+    loaded = keras_hub.models.TextClassifierPreprocessor.from_preset(preset)(text)
+    expected = problem.preprocessor(text)
+    for name in expected:
+        np.testing.assert_array_equal(to_numpy(loaded[name]), to_numpy(expected[name]))
+    encoder = keras_hub.models.Backbone.from_preset(preset)
+    mine = to_numpy(model.get_layer("encoder")(expected))
+    np.testing.assert_allclose(to_numpy(encoder(expected)), mine, atol=1e-5)
     assert (output / "saved_model" / "1" / "saved_model.pb").is_file()
 
 
