@@ -6,16 +6,21 @@ Does not import Keras itself.
 import argparse
 import importlib.util
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.common.attentions import RATE, Settings, label
+from recipes.common.attentions import RATE, Settings
 from recipes.common.command.options import check_heads
 from recipes.common.command.parsing import UsageError, at_least, number_in, run_program
 from recipes.common.data.sources import refuse_beside_preset
-from recipes.common.output.notes import absent_note, coefficient_notes, data_line, settings_note
+from recipes.common.output.notes import (
+    absent_note,
+    coefficient_notes,
+    data_line,
+    other_measures,
+    settings_note,
+)
 from recipes.common.recipe import Recipe
 from recipes.common.storage import atomically
 from recipes.common.training.records import Criterion, Run
@@ -160,14 +165,7 @@ class TextClassification(Recipe):
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
         """The metrics that are not in the table, and how the settings differ from a paper's."""
-        notes = []
-        runs, columns = results["runs"], set(results["table"][0])
-        tests = [key for key in runs[0] if key.startswith("test_")]
-        others = [key for key in tests if f"{key}_mean" not in columns]
-        for row in results["table"] if others else []:
-            own = [run for run in runs if run["attention"] == row["attention"]]
-            means = (f"{key} {statistics.fmean(run[key] for run in own):.4f}" for key in others)
-            notes.append(f"{label(row['attention'])}: {', '.join(means).replace('_', ' ')}")
+        notes = other_measures(results)
         notes += coefficient_notes(results)
         if options.published:
             notes.append(settings_note(PAPER, results["published"]["departures"]))

@@ -4,22 +4,19 @@ A KerasHub task, from a preset or small and from scratch, converted.
 """
 
 import argparse
-import re
 from pathlib import Path
 from typing import Any
 
 import keras
 import keras_hub
 import numpy as np
-from keras import metrics, ops
+from keras import metrics
 
-import keras_graphattn
-from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
-from recipes.common.command.parsing import UsageError
+from recipes.common.attentions import Trial
 from recipes.common.data.batches import Buckets
 from recipes.common.data.sources import loading_preset, refuse_converted
-from recipes.common.training.layers import served_inputs, similarity_by_depth
-from recipes.common.training.measures import of_real_rows
+from recipes.common.training.layers import converted, served_inputs, similarity_by_depth
+from recipes.common.training.measures import F1, Moments, of_real_rows, outputs
 from recipes.common.training.optimizers import WarmUpLinearDecay, with_rates
 from recipes.common.training.runs import Training
 from recipes.text_classification.data import Encoded, Problem, Task, preset_name, validation_split
@@ -75,17 +72,6 @@ def similarities(model: keras.Model, problem: Problem) -> list[float]:
     return similarity_by_depth(model, texts.inputs(np.arange(count), length))
 
 
-def outputs(model: keras.Model, batches: Buckets) -> np.ndarray:
-    """The model's outputs in the order of the examples, float32 (N, outputs)."""
-    predicted = np.asarray(model.predict(batches, verbose=0), "float32")
-    places = np.concatenate(
-        [np.resize(members, batches.batch_size) for _, members in batches.batches]
-    )
-    ordered = np.empty((len(batches.labels), predicted.shape[-1]), "float32")
-    ordered[places] = predicted
-    return ordered
-
-
 def batches_of(
     problem: Problem, examples: Encoded, options: argparse.Namespace, seed: int | None = None
 ) -> Buckets:
@@ -124,16 +110,7 @@ def build(trial: Trial) -> Any:
     else:
         classifier = _small(problem, options)
     refuse_converted(options.preset, classifier.backbone)
-    if trial.attention == "softmax":
-        return classifier
-    verb, where = ATTENTIONS[trial.attention].convert, options.where
-    if re.fullmatch(r"[\d,]+", where):
-        where = [int(index) for index in where.split(",")]
-    try:
-        arguments = layer_arguments(trial.settings)
-        return keras_graphattn.convert(classifier, verb, where=where, **arguments)
-    except ValueError as error:
-        raise UsageError(f"--attention {trial.attention}: {error}") from error
+    return converted(classifier, trial)
 
 
 def trained(classifier: Any) -> keras.Model:
@@ -181,47 +158,6 @@ def _small(problem: Problem, options: argparse.Namespace) -> Any:
         max_sequence_length=options.max_length,
     )
     return keras_hub.models.BertTextClassifier(backbone, problem.task.outputs)
-
-
-class Moments(keras.metrics.Metric):
-    """Pearson's correlation of labels and predictions, from their moments over real rows.
-
-    For two classes, 0 and 1, it is the Matthews correlation. It is 0 if either is constant. Of
-    logits, the class with the highest score counts.
-    """
-
-    def __init__(self, from_logits: bool, name: str, **kwargs: Any) -> None:
-        super().__init__(name=name, **kwargs)
-        self.from_logits = from_logits
-        self.sums = self.add_variable((6,), "zeros", name="sums")
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Adds a batch: labels (B,), predictions (B, classes) or (B, 1), weights (B,), 0 or not."""
-        true = ops.cast(ops.reshape(y_true, (-1,)), "float32")
-        chosen = ops.argmax(y_pred, axis=-1) if self.from_logits else y_pred
-        chosen = ops.cast(ops.reshape(chosen, (-1,)), "float32")
-        weight = ops.ones_like(true) if sample_weight is None else sample_weight
-        weight = ops.cast(ops.reshape(weight, (-1,)) > 0, "float32")
-        terms = ops.stack(
-            [ops.ones_like(true), true, chosen, true * true, chosen * chosen, true * chosen]
-        )
-        self.sums.assign_add(ops.sum(weight * terms, axis=1))
-
-    def result(self) -> Any:
-        count, true, chosen, true_true, chosen_chosen, true_chosen = ops.unstack(
-            ops.convert_to_tensor(self.sums), 6
-        )
-        shared = count * true_chosen - true * chosen
-        spread = (count * true_true - true**2) * (count * chosen_chosen - chosen**2)
-        return ops.where(spread > 0, shared / ops.sqrt(ops.where(spread > 0, spread, 1.0)), 0.0)
-
-
-class F1(Moments):
-    """The F1 score: 2 true positives / (positive labels + positive predictions)."""
-
-    def result(self) -> Any:
-        _, true, chosen, _, _, true_chosen = ops.unstack(ops.convert_to_tensor(self.sums), 6)
-        return 2.0 * true_chosen / ops.maximum(true + chosen, 1.0)
 
 
 def criterion_metric(task: Task) -> keras.metrics.Metric:

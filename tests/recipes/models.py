@@ -64,6 +64,15 @@ def text_model(attention, task="cola"):
     return made("text_classification", problem, attention, arguments)
 
 
+def code_model(attention, functions=1):
+    pytest.importorskip("keras_hub")
+    tokenizer = SimpleNamespace(vocabulary_size=lambda: VOCABULARY, pad_token_id=0)
+    preprocessor = SimpleNamespace(tokenizer=tokenizer)
+    problem = SimpleNamespace(preprocessor=preprocessor, functions=functions, classes=[0, 1])
+    arguments = f"{WIDTHS} --feed-forward 16 --max-length {LONGEST}"
+    return made("code_classification", problem, attention, arguments)
+
+
 def causal_model(attention):
     pytest.importorskip("keras_hub")
     problem = SimpleNamespace(vocabulary=SimpleNamespace(size=VOCABULARY))
@@ -111,6 +120,8 @@ MODELS = {
     "arena_pairs": (arena_model, "agf", ("tokens_1", "tokens_2")),
     **all_attentions("text", text_model, "text_classification"),
     "text_regression": (text_model, "gfsa", "stsb"),
+    "code_softmax": (code_model, "softmax"),
+    "code_pairs": (code_model, "gfsa", 2),
     **all_attentions("images", image_model, "image_classification"),
     **{f"images_cait_{one}": (image_model, one, "cait") for one in ("softmax", "gfsa", "agf")},
     **{f"images_swin_{one}": (image_model, one, "swin") for one in ("gfsa", "p_laplacian")},

@@ -32,7 +32,7 @@ from tests.recipes.models import recipe_of
 
 OTHER = "torch" if BACKEND != "torch" else "jax"
 NAMES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/__main__.py"))
-HUB = ("causal_lm", "text_classification")
+HUB = ("causal_lm", "code_classification", "text_classification")
 RECIPES = [
     pytest.param(
         name,
@@ -67,6 +67,14 @@ def text_classification(folder, one_class):
 
     write_lines(folder, ["in_domain_train.tsv", "in_domain_dev.tsv"], line, one_class)
     return "--vocabulary 40 --layers 1 --d-model 4 --heads 2 --feed-forward 4"
+
+
+def code_classification(folder, one_class):
+    def line(n, label):
+        return f'{{"func": "f{n % 5}(x) {{ return g{n % 3}(x); }}", "target": {label}}}'
+
+    write_lines(folder, [f"{part}.jsonl" for part in ("train", "valid", "test")], line, one_class)
+    return "--task defect --vocabulary 270 --layers 1 --d-model 4 --heads 2 --feed-forward 4"
 
 
 def long_range_arena(folder, one_class):
@@ -119,7 +127,8 @@ def image_classification(folder, one_class):
 MADE = ("motif_detection", "graph_regression")  # their data are made, not read
 MAKERS = (
     *(motif_detection, graph_classification, node_classification, graph_regression),
-    *(time_series, text_classification, long_range_arena, causal_lm, image_classification),
+    *(time_series, text_classification, code_classification, long_range_arena),
+    *(causal_lm, image_classification),
 )
 DATA = {make.__name__: make for make in MAKERS}
 
@@ -213,6 +222,7 @@ def test_all_attentions_stand_in_one_table_and_the_best_model_is_served(name, tm
 # Options of recipes that read files, beside the folder of the files.
 FROM_FILES = {
     "causal_lm": [],
+    "code_classification": ["--task", "defect"],
     "graph_classification": ["--dataset", "Tiny"],
     "graph_regression": ["--dataset", "zinc"],
     "image_classification": ["--dataset", "folder"],
@@ -303,6 +313,16 @@ WRONG = {
         ("--validation-fraction 0.001", ["--validation-fraction"]),
         ("--attention gfsa --start high_pass --constant 0.1", ["--start high_pass", "--constant"]),
     ],
+    "code_classification": [
+        ("--task poetry", ["--task", "poetry"]),
+        ("--task synthetic", ["--data-dir", "made, not read"]),
+        ("--validation-fraction 0.2", ["--validation-fraction", "--task defect"]),
+        ("--preset codebert", ["--vocabulary", "codebert"]),
+        ("--d-model 9", ["--d-model 9", "--heads 2"]),
+        ("--attention gfsa --where last:9", ["last:9"]),
+        ("--task bugs2fix --published", ["--published", "defect and clone", "bugs2fix"]),
+        ("--task clone", ["no data.jsonl"]),
+    ],
     "causal_lm": [
         ("--attention gfsa --feature-map elu", ["--feature-map", "masked_kernel"]),
         ("--attention p_laplacian --p 1.5,2,2.5", ["--exponents has 3", "--heads 2"]),
@@ -369,6 +389,7 @@ def test_wrong_options_are_one_line(name, tmp_path, capsys):
     [
         ("time_series", "--dataset JapaneseVowel", ["did you mean JapaneseVowels?"]),
         ("text_classification", "--preset electra --published", ["has settings for"]),
+        ("code_classification", "--task clone", ["--data-dir", "data.jsonl"]),
         ("long_range_arena", "--task retrieval", ["--data-dir", "AAN"]),
         ("graph_classification", "--dataset NCI1", ["NCI1", "--data-dir"]),
         ("graph_classification", "--degrees", ["--degrees", "no other feature"]),

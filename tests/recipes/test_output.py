@@ -183,13 +183,15 @@ NAMES = ("softmax", "gfsa", "agf", "p_laplacian")
 def results(*attentions, deviations=()):
     """The entries of `results.json` that the notes read."""
     level = {"accuracy": 0.5, "cross_entropy": 0.7}
-    run = {"seed": 0, "test_cross_entropy": 0.6, "sample": "text"}
+    run = {"seed": 0, "test_accuracy": 0.5, "test_f1": 0.5, "test_cross_entropy": 0.6}
+    run["sample"] = "text"
     return {
         "table": [{"attention": name} for name in attentions],
         "runs": [{"attention": name, **run} for name in attentions],
         "settings": {"filters": {name: {"order": 3} for name in attentions}},
         "published": {"departures": list(deviations)},
         "majority": {"test": level},
+        "baselines": {"bag of tokens": {"test_accuracy": 0.5, "test_f1": 0.4}},
         "tokens": {"test": 100},
         "words": {"test": 20},
         "folds": {"count": 10, "published": False},
@@ -246,6 +248,17 @@ CASES = [
         [],
     ),
     (
+        *("code_classification", "--task defect --data-dir x --published --order 4"),
+        "softmax gfsa p_laplacian",
+        ["reports, for softmax -> GFSA in %, test accuracy: RoBERTa", "from 2 to 4", "here 4."],
+        ["test F1"],
+    ),
+    (
+        *("code_classification", "--task clone --data-dir x", "softmax gfsa"),
+        ["bag of tokens, test f1 0.4000", "test F1: CodeT5-small", "GFSA - softmax, by seed:"],
+        ["settings"],
+    ),
+    (
         *("long_range_arena", "--preset paper", "agf gfsa"),
         ["arXiv 2505.08516 (filters and rate) and arXiv 2111.00035 (all else), except"],
         [],
@@ -255,7 +268,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "command", "attentions", "words", "others"), CASES)
 def test_notes_name_the_paper_and_what_is_not_in_it(name, command, attentions, words, others):
-    if name in ("text_classification", "causal_lm"):
+    if name in ("text_classification", "code_classification", "causal_lm"):
         pytest.importorskip("keras_hub")
     text = notes(name, command, results(*attentions.split(), deviations=["epochs 3"]))
     assert [word for word in words if word not in text] == []

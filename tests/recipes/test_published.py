@@ -87,6 +87,19 @@ def text_classification_cases():
     yield "", {}, {"gfsa": {"filter": first_order()["filter"]}}
 
 
+def code_classification_cases():
+    filter = {"gfsa": {"filter": first_order(order=2)["filter"]}}
+    options = {"max_length": 512, "learning_rate": 2e-5, "warm_up": 1000, "epochs": 10}
+    options |= {"batch_size": 16, "patience": 2}
+    yield "--task defect --data-dir x --published --order 2", options, filter, []
+    options = {"max_length": 400, "learning_rate": 5e-5, "epochs": 1, "batch_size": 16}
+    changed = ["max_length 128 (published: 400)"]
+    yield "--task clone --data-dir x --published --max-length 128", {}, {}, changed
+    yield "--task clone --data-dir x --published --preset roberta_base_en", options
+    yield "--task defect --data-dir x --preset roberta_base_en", {"learning_rate": 2e-5}
+    yield "", {"learning_rate": 5e-4, "layers": 2, "validation_fraction": 0.1}
+
+
 def image_classification_cases():
     settings = {"gfsa": first_order(), "agf": agf(4, 0.01, -0.5, 0, layers=12)}
     yield "--dataset imagenet2012 --model deit --published", OF_DEIT, settings, []
@@ -111,7 +124,7 @@ def graph_regression_cases():
 
 MAKERS = (
     *(time_series_cases, long_range_arena_cases, text_classification_cases),
-    *(image_classification_cases, graph_regression_cases),
+    *(code_classification_cases, image_classification_cases, graph_regression_cases),
 )
 # a recipe, its command, some options, the settings of some attentions, deviations if they are asked
 CASES = [
@@ -123,7 +136,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "command", "expected", "attentions", "deviations"), CASES)
 def test_settings_are_those_of_the_papers(name, command, expected, attentions, deviations):
-    if name == "text_classification":
+    if name in ("text_classification", "code_classification"):
         pytest.importorskip("keras_hub")
     recipe = recipe_of(name)
     options = recipe.parse(command.split())

@@ -8,14 +8,14 @@ import numpy as np
 
 from recipes.common.data.chance import Chance, of_accuracy
 
-PADDING = 0  # no token: all real tokens are 1 or more
+PADDING = 0  # no token, where all real tokens are 1 or more
 
 
 @dataclasses.dataclass
 class Ragged:
     """Sequences one after the other in one array, with the places where each begins and ends."""
 
-    values: np.ndarray  # (all tokens,) uint8 or uint16, 1 or more
+    values: np.ndarray  # (all tokens,) whole numbers
     offsets: np.ndarray  # (N + 1,) int64
 
     @classmethod
@@ -38,12 +38,12 @@ class Ragged:
     def take(self, indices: np.ndarray) -> "Ragged":
         return Ragged.of([self[index] for index in indices])
 
-    def padded(self, indices: np.ndarray, length: int) -> np.ndarray:
+    def padded(self, indices: np.ndarray, length: int, padding: int = PADDING) -> np.ndarray:
         """The sequences at `indices`, with padding after them: (len(indices), length) int32."""
         steps = np.arange(length)
         lengths = self.lengths[indices][:, None]
         places = np.minimum(self.offsets[indices][:, None] + steps, max(len(self.values) - 1, 0))
-        return np.where(steps < lengths, self.values[places], PADDING).astype("int32")
+        return np.where(steps < lengths, self.values[places], padding).astype("int32")
 
 
 @dataclasses.dataclass

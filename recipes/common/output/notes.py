@@ -37,6 +37,19 @@ def coefficient_notes(results: dict[str, Any]) -> list[str]:
     return notes
 
 
+def other_measures(results: dict[str, Any]) -> list[str]:
+    """One line for each attention with the test measures that have no column: means over seeds."""
+    columns = set(results["table"][0])
+    tests = [key for key in results["runs"][0] if key.startswith("test_")]
+    others = [key for key in tests if f"{key}_mean" not in columns]
+    notes = []
+    for row in results["table"] if others else []:
+        own = [run for run in results["runs"] if run["attention"] == row["attention"]]
+        means = (f"{key} {statistics.fmean(run[key] for run in own):.4f}" for key in others)
+        notes.append(f"{label(row['attention'])}: {', '.join(means).replace('_', ' ')}")
+    return notes
+
+
 def paired_difference(
     runs: Sequence[dict[str, Any]], metric: str, attention: str, other: str
 ) -> str | None:

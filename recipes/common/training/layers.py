@@ -5,6 +5,7 @@ with nothing but `import keras_graphattn`, under Keras' safe mode.
 """
 
 import pkgutil
+import re
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import keras
 from keras import backend, layers, ops
 
+import keras_graphattn
 from keras_graphattn.analysis import inspect_smoothing
 from keras_graphattn.biases import LogMask
 from keras_graphattn.layers import ContraNorm, GraphFilterAttention, MaskedKernelAttention
@@ -182,6 +184,23 @@ def linear(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
     return layers.EinsumDense("btnh,nhd->btd", (None, tokens.shape[-1]), bias_axes="d", name=name)(
         outputs
     )
+
+
+def converted(model: Any, trial: Trial) -> Any:
+    """A model with layers of KerasHub, whose attention becomes that of the trial, in place.
+
+    Raises `UsageError` for options that `keras_graphattn.convert` refuses.
+    """
+    if trial.attention == "softmax":
+        return model
+    verb, where = ATTENTIONS[trial.attention].convert, trial.options.where
+    if re.fullmatch(r"[\d,]+", where):
+        where = [int(index) for index in where.split(",")]
+    try:
+        arguments = layer_arguments(trial.settings)
+        return keras_graphattn.convert(model, verb, where=where, **arguments)
+    except ValueError as error:
+        raise UsageError(f"--attention {trial.attention}: {error}") from error
 
 
 def served_inputs(task: Any, length: int) -> dict[str, Any]:

@@ -8,7 +8,10 @@ different numbers of real ones. Metrics count every real row once.
 from typing import Any
 
 import keras
-from keras import metrics
+import numpy as np
+from keras import metrics, ops
+
+from recipes.common.data.batches import Buckets
 
 
 class RealRows:
@@ -16,7 +19,7 @@ class RealRows:
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if sample_weight is not None:
-            sample_weight = keras.ops.cast(sample_weight > 0, "float32")
+            sample_weight = ops.cast(sample_weight > 0, "float32")
         return super().update_state(y_true, y_pred, sample_weight)  # type: ignore[misc]
 
 
@@ -64,3 +67,55 @@ def absolute_error_and_metrics() -> dict[str, Any]:
             of_real_rows(metrics.MeanSquaredError, "squared_error"),
         ],
     }
+
+
+class Moments(metrics.Metric):
+    """Pearson's correlation of labels and predictions, from their moments over real rows.
+
+    For two classes, 0 and 1, it is the Matthews correlation. It is 0 if either is constant. Of
+    logits, the class with the highest score counts.
+    """
+
+    def __init__(self, from_logits: bool, name: str, **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.from_logits = from_logits
+        self.sums = self.add_variable((6,), "zeros", name="sums")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds a batch: labels (B,), predictions (B, classes) or (B, 1), weights (B,), 0 or not."""
+        true = ops.cast(ops.reshape(y_true, (-1,)), "float32")
+        chosen = ops.argmax(y_pred, axis=-1) if self.from_logits else y_pred
+        chosen = ops.cast(ops.reshape(chosen, (-1,)), "float32")
+        weight = ops.ones_like(true) if sample_weight is None else sample_weight
+        weight = ops.cast(ops.reshape(weight, (-1,)) > 0, "float32")
+        terms = ops.stack(
+            [ops.ones_like(true), true, chosen, true * true, chosen * chosen, true * chosen]
+        )
+        self.sums.assign_add(ops.sum(weight * terms, axis=1))
+
+    def result(self) -> Any:
+        count, true, chosen, true_true, chosen_chosen, true_chosen = ops.unstack(
+            ops.convert_to_tensor(self.sums), 6
+        )
+        shared = count * true_chosen - true * chosen
+        spread = (count * true_true - true**2) * (count * chosen_chosen - chosen**2)
+        return ops.where(spread > 0, shared / ops.sqrt(ops.where(spread > 0, spread, 1.0)), 0.0)
+
+
+class F1(Moments):
+    """The F1 score: 2 true positives / (positive labels + positive predictions)."""
+
+    def result(self) -> Any:
+        _, true, chosen, _, _, true_chosen = ops.unstack(ops.convert_to_tensor(self.sums), 6)
+        return 2.0 * true_chosen / ops.maximum(true + chosen, 1.0)
+
+
+def outputs(model: keras.Model, batches: Buckets) -> np.ndarray:
+    """The model's outputs in the order of the examples, float32 (N, outputs)."""
+    predicted = np.asarray(model.predict(batches, verbose=0), "float32")
+    places = np.concatenate(
+        [np.resize(members, batches.batch_size) for _, members in batches.batches]
+    )
+    ordered = np.empty((len(batches.labels), predicted.shape[-1]), "float32")
+    ordered[places] = predicted
+    return ordered
