@@ -410,7 +410,7 @@ def instance(
 def as_tensor(name: str, value: Any, kind: str = "number") -> Num[Tensor, "..."]:
     """Returns the value as a tensor of the kind `"number"`, `"float"`, `"integer"` or `"boolean"`.
 
-    Integers and booleans become numbers, but are refused as floats.
+    Integers and booleans become numbers, but are refused as floats. Integers become booleans.
     """
     if type(value) is float and kind == "number":  # through an array it takes five times longer
         return ops.convert_to_tensor(value, "float32")
@@ -430,8 +430,9 @@ def as_tensor(name: str, value: Any, kind: str = "number") -> Num[Tensor, "..."]
         )
     if not (is_integer or (kind != "integer" and (dtype in FLOATS or dtype == "bool"))):
         raise ValueError(f"`{name}` must be a tensor of {kind}s. Received: {name}.dtype={dtype}.")
-    if kind == "boolean" and dtype in FLOATS:
-        _check_zeros_and_ones(name, value)
+    if kind == "boolean" and dtype != "bool":
+        if dtype in FLOATS:
+            _check_zeros_and_ones(name, value)
         return ops.cast(value, "bool")
     if kind == "number" and dtype not in FLOATS:
         return ops.cast(value, "float32")
