@@ -32,7 +32,7 @@ from recipes.common.data.ragged import Ragged
 from tests.numerics import to_numpy
 from tests.recipes.command_line import best_run, results_of
 
-# Recipes do the same on every backend; what trains here is slow, and runs on all of them.
+# What trains here is slow, and runs on every backend.
 TINY = (
     "--vocabulary 280 --layers 1 --d-model 8 --heads 2 --feed-forward 8 --batch-size 8 --epochs 1 "
     "--learning-rate 0.02 --max-length 24 --warm-up 2 --verbose 0"
@@ -332,6 +332,7 @@ def test_measures_of_pairs():
     assert data.f1_of_ones(labels) == pytest.approx(f1_score(labels, np.ones(5)))
 
 
+@pytest.mark.slow_on("jax")
 def test_the_vector_of_the_first_token_is_classified(tmp_path):
     """One function, and two: the head by hand, from the encoder's own outputs."""
     for task, writer in (("defect", write_defect), ("clone", write_clone)):
