@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import keras
 import numpy as np
 import pytest
 import scipy.sparse
@@ -17,6 +18,7 @@ import torch
 from keras import ops
 
 import keras_graphattn
+from keras_graphattn.distribution import SequenceParallel
 from keras_graphattn.masks.chunked import Form, attention_by_form
 from keras_graphattn.masks.graphs.diffusion import Heat, positive_operator, series_sizes
 from keras_graphattn.masks.graphs.edges import read_graph
@@ -132,6 +134,17 @@ def decayed(q, k, x, gates):
     return decayed_attention(q, k, x, log_gates, "gpu", interpret=True)
 
 
+def around_a_ring(q, k, x):
+    """Attention in blocks, on jax around a ring of one device."""
+    mask = masked(causal=True, keys=True)
+    if BACKEND != "jax":
+        return BlockwiseOperator(q, k, mask, block_size=3)(x)
+    from keras_graphattn.operators.jax_ring import RingOperator
+
+    mesh = keras.distribution.DeviceMesh((1,), ("tokens",), keras.distribution.list_devices()[:1])
+    return RingOperator(q, k, mask, None, 3, SequenceParallel(mesh, "tokens"))(x)
+
+
 def long_arrays(length=70):
     """Queries, keys, signals and gates of more than one chunk."""
     shape = (1, length, HEADS)
@@ -198,6 +211,7 @@ CASES = {
     "delta rule": Case(
         delta_rule, long_arrays(), ("operators.delta_rule", "numerics.matrix_recurrence")
     ),
+    "ring": Case(around_a_ring, attention_arrays(), ("operators.jax_ring._applied",)),
     "decay": Case(decayed, long_arrays(), ("operators.pallas_decay._function",)),
     "tree, levels": Case(tree_product("levels"), NODES, ("trees.sweeps.Sweeps",)),
     "tree, scan": Case(tree_product("scan"), NODES),
