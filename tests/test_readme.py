@@ -39,6 +39,7 @@ def test_the_first_snippet_chooses_the_backend(path):
     assert all("KERAS_BACKEND" not in block for block in found[1:])
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_pages_run_where_one_backend_is_installed(tmp_path):
     printed = run(tmp_path, "alone", *PAGES)
     assert "2, 128, 512" in printed.splitlines()[0]

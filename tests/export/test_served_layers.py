@@ -58,7 +58,7 @@ def test_every_layer_and_mask_has_a_case():
 
 
 @pytest.mark.slow_on("torch")
-@pytest.mark.parametrize("how", ["open", "fixed"])
+@pytest.mark.parametrize("how", [pytest.param("open", marks=pytest.mark.slow_on("jax")), "fixed"])
 def test_one_case_of_each_layer_and_way(how, tmp_path):
     check_lengths(how, names_served(how, CORE), [3], [13], tmp_path)
 

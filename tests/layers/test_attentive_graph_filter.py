@@ -59,6 +59,7 @@ def test_examples_without_tokens_have_no_part_in_the_loss(scaling):
     assert_close(both, to_numpy(layer.losses[0]), 1e-6)
 
 
+@pytest.mark.slow_on("jax")
 def test_the_orthogonality_loss_is_part_of_the_loss_of_fit_and_logs_are_finite():
     inputs = keras.Input((None, CHANNELS))
     layer = AttentiveGraphFilter(HEADS, SIZE, orthogonality_weight=0.1, causal=True)

@@ -165,6 +165,7 @@ def arguments(output, tmp_path_factory):
     return [*TINY, *folders, "--attention", "linear,agf"]
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_a_run_leaves_everything_behind(arguments, output, capsys):
     assert RECIPE.main(arguments) == 0
     results = results_of(output)
