@@ -144,10 +144,7 @@ def arguments_of(name, folder, one_class=False):
     return [*text.split(), *shared.split(), "--output", str(folder.parent / "output")]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n == "code_classification")) for n in RECIPES],
-)
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_run_prints_nothing_odd_and_is_not_made_twice(
     name, tmp_path, capfd, caplog, recwarn, monkeypatch
 ):
