@@ -424,6 +424,7 @@ for _name, _options in {
     add_layer(_name, lambda options=_options: P_LAPLACIAN(4, SIZE, **GROUPED, **options), PLAIN)
 for _kind in (layers.GraphMeanPooling, layers.GraphSumPooling, layers.GraphMaxPooling):
     add_layer(_kind.__name__, _kind, {"plain": {}, "padding": {"mask": PADDED}})
+add_layer("ContraNorm attention", lambda: layers.ContraNormAttention(HEADS, SIZE), PLAIN)
 add_layer("ContraNorm", lambda: layers.ContraNorm(0.3), {"plain": {}, "padding": {"mask": PADDED}})
 for _name in (
     "Segments",

@@ -150,7 +150,7 @@ def layer_matrices(name: str) -> dict[str, np.ndarray]:
         layer.build(tokens.shape, (1, LENGTH, LENGTH), tokens.shape)
         layer.high_frequency_scale.assign([1.0])
         return {"A": plain, "A', scale l = 1": _applied(layer, tokens)}
-    if name == "ContraNorm":
+    if name in ("ContraNorm", "ContraNormAttention"):
         products = (tokens @ tokens.transpose(0, 2, 1))[0]
         alike = np.exp(products - products.max(axis=1, keepdims=True))
         alike /= alike.sum(axis=1, keepdims=True)

@@ -21,6 +21,7 @@ from keras_graphattn.hub import convert, inspect, revert
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     ContraNorm,
+    ContraNormAttention,
     DifferentialAttention,
     EdgeAttention,
     GatedDeltaRule,
@@ -38,6 +39,7 @@ from keras_graphattn.version import __version__
 __all__ = [
     "AttentiveGraphFilter",
     "ContraNorm",
+    "ContraNormAttention",
     "DifferentialAttention",
     "EdgeAttention",
     "GatedDeltaRule",

@@ -30,6 +30,7 @@ from keras_graphattn.hub.converted import (
 )
 from keras_graphattn.keras_internals import subclasses_of
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
+from keras_graphattn.layers.contra_norm import ContraNormAttention
 from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
@@ -58,6 +59,7 @@ STOCK: dict[str, type] = {
     "attentive_graph_filter": AttentiveGraphFilter,
     "masked_kernel": MaskedKernelAttention,
     "scaled_high_frequency": ScaledHighFrequencyAttention,
+    "contra_norm": ContraNormAttention,
 }
 CACHED: dict[str, type] = {
     "graph_filter": stock.CachedGraphFilterAttention,
@@ -449,6 +451,7 @@ ALIASES = {
     **dict.fromkeys(("plat", "plaplacianattention"), "p_laplacian"),
     **dict.fromkeys(("agf", "attentivegraphfilterattention"), "attentive_graph_filter"),
     "maskedkernelattention": "masked_kernel",
+    **dict.fromkeys(("contranorm", "contranormattention"), "contra_norm"),
     **dict.fromkeys(("attnscale", "scaledhighfrequencyattention"), "scaled_high_frequency"),
 }
 HINTS = {

@@ -86,8 +86,8 @@ def convert(
             they drop their compiled functions, and tell it when they are saved or cloned.
         attention: `"graph_filter"` (or `"gfsa"`), `"p_laplacian"` (`"p-lat"`),
             `"attentive_graph_filter"` (`"agf"`) or `"masked_kernel"`; for encoders such as BERT and
-            ViT also `"scaled_high_frequency"` (`"attnscale"`). For backbones with an attention
-            class of their own, such as Llama, Mistral and Qwen: the first two.
+            ViT also `"scaled_high_frequency"` (`"attnscale"`) and `"contra_norm"`. For backbones
+            with an attention class of their own, such as Llama, Mistral and Qwen: the first two.
         where: `"all"`; `"even"` (indices 0, 2, 4, ...) or `"odd"`; `"first:<n>"` or `"last:<n>"`;
             an index or a list of indices; or a regular expression that is searched for in the
             paths of the attention layers. `inspect` shows indices and paths.

@@ -5,7 +5,7 @@ file for each public layer, and one for the pooling layers. `base.py` has the ca
 """
 
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
-from keras_graphattn.layers.contra_norm import ContraNorm
+from keras_graphattn.layers.contra_norm import ContraNorm, ContraNormAttention
 from keras_graphattn.layers.differential_attention import DifferentialAttention
 from keras_graphattn.layers.edge_attention import EdgeAttention
 from keras_graphattn.layers.gated_delta_rule import GatedDeltaRule
@@ -19,6 +19,7 @@ from keras_graphattn.layers.scaled_high_frequency_attention import ScaledHighFre
 __all__ = [
     "AttentiveGraphFilter",
     "ContraNorm",
+    "ContraNormAttention",
     "DifferentialAttention",
     "EdgeAttention",
     "GatedDeltaRule",

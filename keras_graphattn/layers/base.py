@@ -236,7 +236,8 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             tokens = Tokens(tokens.inputs, *(axes.joined(x) for x in tokens[1:]))
         operator = self.operator(tokens, call)
         outputs = operator.finished(self.attended(operator, tokens.value, call))
-        outputs = self._project_out(outputs if axes is None else axes.apart(outputs), query)
+        outputs = outputs if axes is None else axes.apart(outputs)
+        outputs = self._project_out(outputs, query, visibility)
         if not returns_matrix:
             return outputs
         return self._with_matrices(
@@ -316,7 +317,10 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         return Tokens(query, *in_one_dtype(queries, keys, values))
 
     def _project_out(
-        self, outputs: Float[Tensor, "B ..."], query: Float[Tensor, "B ..."]
+        self,
+        outputs: Float[Tensor, "B ..."],
+        query: Float[Tensor, "B ..."],
+        visibility: Visibility | None = None,
     ) -> Float[Tensor, "B ..."]:
         """The outputs of the heads, (B, ..., T, N, D), through the gate and the projection."""
         if self._use_gate:

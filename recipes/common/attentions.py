@@ -75,7 +75,8 @@ _ALL = (
         options=(RATE,),
     ),
     Attention(
-        *("contra_norm", "ContraNorm", "#e377c2", "recipes.common.training.layers:contra_norm")
+        *("contra_norm", "ContraNorm", "#e377c2", "keras_graphattn.layers:ContraNormAttention"),
+        "contra_norm",
     ),
     Attention("differential", "DIFF", "#1b9e77", "keras_graphattn.layers:DifferentialAttention"),
     Attention(
@@ -101,8 +102,8 @@ _ALL = (
 )
 ATTENTIONS = {attention.name: attention for attention in _ALL}
 # Attentions that `convert` does not put into a decoder.
-OF_LAYERS = ("differential", "differential_2", "scaled_high_frequency", "forgetting")
-OF_LAYERS += ("gated_decay", "gated_delta_rule")
+OF_LAYERS = ("differential", "differential_2", "scaled_high_frequency", "contra_norm")
+OF_LAYERS += ("forgetting", "gated_decay", "gated_delta_rule")
 
 # For filters and masks of recipes: at 1e-3, Adam moves a coefficient by about 5e-2 in a step. The
 # defaults of layers and masks are 10 and 30; the results of the recipes were made with 50.

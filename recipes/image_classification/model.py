@@ -262,7 +262,7 @@ def _maker(trial: Trial, prefix: int) -> Callable[[int, int, int, str], Callable
         plain = cait.TalkingHeadsAttention if talking else plain_attention
         if index not in replaced or attention == "softmax":
             return plain(**arguments)
-        if attention == "contra_norm":
+        if attention == "contra_norm" and talking:
             return _then_contra_norm(plain(**arguments))
         arguments |= layer_arguments(trial.settings)
         if attention in ("gfsa", "gfsa_high_pass") and talking:

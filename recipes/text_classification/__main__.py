@@ -49,7 +49,7 @@ class TextClassification(ClassifierOfTexts):
         "Fine-tunes a text classifier on a task of GLUE with its own attention and with graph "
         "attention in its place; writes a table, curves and the best model."
     )
-    attentions = ("softmax", "gfsa", "p_laplacian", "scaled_high_frequency")
+    attentions = ("softmax", "gfsa", "p_laplacian", "scaled_high_frequency", "contra_norm")
     by_default = ("softmax", "gfsa")
     training = {"epochs": 3, "batch_size": 32, "learning_rate": 5e-5, "weight_decay": 0.0}
     training |= {"validation_fraction": 0.1}

@@ -26,6 +26,7 @@ CLASSES = {
     "differential": "DifferentialAttention",
     "p-Laplacian": "PLaplacianAttention",
     "high frequencies": "ScaledHighFrequencyAttention",
+    "ContraNorm attention": "ContraNormAttention",
     "AGF": "AttentiveGraphFilter",
     "delta rule": "GatedDeltaRule",
     "kernel": "MaskedKernelAttention",

@@ -50,6 +50,7 @@ LABELS = {
     "agf_causal": "`AttentiveGraphFilter`, causal",
     "delta_rule": "`GatedDeltaRule`",
     "contra_norm": "`ContraNorm`",
+    "contra_norm_attention": "`ContraNormAttention`",
     "mean_pooling": "`GraphMeanPooling`",
     "kernel": "`MaskedKernelAttention`",
     "kernel_filtered": "`MaskedKernelAttention`, with a filter",

@@ -137,6 +137,7 @@ MODELS = {
     "agf_causal": _case("agf_causal"),
     "delta_rule": _case("delta_rule"),
     "contra_norm": _case("contra_norm"),
+    "contra_norm_attention": _case("contra_norm_attention"),
     "mean_pooling": _case("mean_pooling"),
     "kernel": _case("kernel"),
     "kernel_filtered": _case("kernel_filtered"),

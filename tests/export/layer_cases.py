@@ -101,6 +101,7 @@ CASES = {
     ),
     "high_frequency": filtered("open", layers.ScaledHighFrequencyAttention),
     "contra_norm": filtered("open", layers.ContraNorm, scale=0.3),
+    "contra_norm_attention": filtered("open", layers.ContraNormAttention, scale=0.3),
     "mean_pooling": filtered("open", layers.GraphMeanPooling),
     "max_pooling": filtered("open", layers.GraphMaxPooling),
     "sum_pooling": filtered("open", layers.GraphSumPooling),

@@ -34,6 +34,7 @@ LAYERS = {
         "orthogonality_scaling": "mean",
     },
     "ContraNorm": {"scale": 0.5},
+    "ContraNormAttention": {**COMMON, "scale": 0.5},
     "DifferentialAttention": {
         **COMMON,
         **FILTER,

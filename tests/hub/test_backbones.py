@@ -26,10 +26,11 @@ OTHERS = ("attentive_graph_filter", "masked_kernel")
 BOTH = ("graph_filter", "p_laplacian")
 ENCODERS = [name for name in STOCK if name not in ("bart", "gpt2", "opt", "whisper")]
 SCALED = list(cases(("scaled_high_frequency",), ENCODERS))
-ALL = [*cases(BOTH, BACKBONES), *cases(OTHERS, STOCK), *SCALED]
+CONTRA = list(cases(("contra_norm",), ENCODERS))
+ALL = [*cases(BOTH, BACKBONES), *cases(OTHERS, STOCK), *SCALED, *CONTRA]
 
 
-@pytest.mark.parametrize(("name", "attention"), list(cases(OTHERS, STOCK)))
+@pytest.mark.parametrize(("name", "attention"), [*cases(OTHERS, STOCK), *CONTRA])
 def test_other_kinds_compute_something_else_and_go_back(name, attention):
     """tests/hub/test_conversion.py has those that start as the original."""
     backbone = family(name).make()

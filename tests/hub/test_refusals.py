@@ -104,6 +104,7 @@ def test_an_optimizer_without_a_configuration_is_refused_before_the_conversion()
         ("agf", "attentive_graph_filter"),
         ("masked kernel", "masked_kernel"),
         ("AttnScale", "scaled_high_frequency"),
+        ("ContraNorm", "contra_norm"),
     ],
 )
 def test_published_names(name, meant):

@@ -76,6 +76,7 @@ LAYERS = {
     ),
     "`ScaledHighFrequencyAttention`": Row(CASES["high frequencies"].make, "high_frequency"),
     "`ContraNorm`": Row(CASES["ContraNorm"].make, "contra_norm"),
+    "`ContraNormAttention`": Row(CASES["ContraNorm attention"].make, "contra_norm_attention"),
     **{
         f"`{kind.__name__}`": Row(kind, f"{name}_pooling")
         for name, kind in (

@@ -17,6 +17,7 @@ LAYERS = {
     "differential": (layers.DifferentialAttention, {}),
     "p-Laplacian": (layers.PLaplacianAttention, {}),
     "high frequencies": (layers.ScaledHighFrequencyAttention, {}),
+    "ContraNorm, scale 0": (layers.ContraNormAttention, {"scale": 0.0}),
     "AGF": (layers.AttentiveGraphFilter, {}),
     "AGF, causal": (layers.AttentiveGraphFilter, {"causal": True}),
     "kernel": (layers.MaskedKernelAttention, {}),

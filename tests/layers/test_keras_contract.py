@@ -15,6 +15,7 @@ from keras import ops
 
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
+    ContraNormAttention,
     DifferentialAttention,
     EdgeAttention,
     GatedDeltaRule,
@@ -37,6 +38,7 @@ PLAIN_STARTS = {
     "fused": lambda *args, **kwargs: GraphFilterAttention(*args, attention_path="fused", **kwargs),
     "p-Laplacian, p = 2": lambda *args, **kwargs: PLaplacianAttention(*args, p=2.0, **kwargs),
     "high frequencies": ScaledHighFrequencyAttention,
+    "ContraNorm, scale 0": functools.partial(ContraNormAttention, scale=0.0),
 }
 DENSE = ("graph filter", "high frequencies")  # any axes, and scores
 SCORES = (*DENSE, "p-Laplacian, p = 2")
@@ -216,6 +218,7 @@ EVERY_LAYER = {
     "differential": DifferentialAttention,
     "p-Laplacian": PLaplacianAttention,
     "high frequencies": ScaledHighFrequencyAttention,
+    "ContraNorm": ContraNormAttention,
     "AGF": AttentiveGraphFilter,
     "delta rule": GatedDeltaRule,
     "kernel": MaskedKernelAttention,

@@ -146,6 +146,18 @@ def high_frequency(layer, x, weights, call):
     return project_out(apply_matrix(scaled, value), weights), None
 
 
+def contra_norm_attention(layer, x, weights, call):
+    """Plain attention; its outputs are pushed away from those of the tokens that they see."""
+    query, key, _ = projections(x, weights)
+    seen = sees(x, call)
+    matrix = attention_matrix(query, key, seen, bias_of(layer, x, weights))
+    outputs = attended(layer, x, weights, call, matrix)
+    near = torch.ones(1, x.shape[1], x.shape[1]) if seen is None else seen.amax(dim=1)
+    average = reference.softmax(torch.einsum("btd,bsd->bts", outputs, outputs), near) @ outputs
+    pushed = (1 + layer.scale) * outputs - layer.scale * average
+    return torch.where(near.amax(-1, keepdim=True) > 0, pushed, outputs), matrix
+
+
 def singular(layer, x, weights, call):
     """The left vectors times the filtered singular values, the right vectors, and their matrix."""
     left = reference.softmax(project(x, weights, "query"))
@@ -498,6 +510,12 @@ family(
     },
 )
 family("high frequencies", HIGH, high_frequency, {"default": {}, "bias": {"bias": ALIBI}})
+family(
+    "ContraNorm attention",
+    partial(layers.ContraNormAttention, scale=0.5),
+    contra_norm_attention,
+    {"default": {}, "bias": {"bias": ALIBI}},
+)
 # a bias of positions, one that hides keys, and one of each other kind; tests/biases compares paths
 for _name, _kind, _twin, _biases in (
     (

@@ -92,6 +92,7 @@ CASES: dict[str, Case] = {
     "p-Laplacian, blockwise": dense(P_LAPLACIAN, attention_path="blockwise", block_size=5),
     "p-Laplacian, diagonal dropped": dense(P_LAPLACIAN, p=1.2, diagonal="drop"),
     "high frequencies": dense(layers.ScaledHighFrequencyAttention),
+    "ContraNorm attention": dense(layers.ContraNormAttention, scale=0.5),
     "AGF": Case(lambda: AGF(HEADS, SIZE), pairwise=False, causal=False),
     "AGF, causal": Case(lambda: AGF(HEADS, SIZE, causal=True), pairwise=False),
     "AGF, learned constant": Case(

@@ -16,7 +16,7 @@ from keras import backend, layers, ops
 import keras_graphattn
 from keras_graphattn.analysis import inspect_smoothing
 from keras_graphattn.biases import LogMask
-from keras_graphattn.layers import ContraNorm, GraphFilterAttention, MaskedKernelAttention
+from keras_graphattn.layers import GraphFilterAttention, MaskedKernelAttention
 from keras_graphattn.masks import GatedDecay
 from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
 from recipes.common.command.parsing import UsageError
@@ -122,15 +122,6 @@ def softmax(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
     """Keras' own attention."""
     layer = plain_attention(**arguments)
     return layer(tokens, tokens, attention_mask=ops.expand_dims(mask, 1))
-
-
-def contra_norm(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
-    """Keras' own attention, and `ContraNorm` of its outputs.
-
-    Source: Guo et al., arXiv 2303.06562, which puts it after the attention of a block.
-    """
-    outputs = softmax(tokens, mask, arguments)
-    return ContraNorm(name=f"{arguments['name']}_contra_norm")(outputs, mask=mask)
 
 
 def gated_decay(**arguments: Any) -> layers.Layer:
