@@ -14,6 +14,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn import biases
 from keras_graphattn.hub.converted import (
     AttentionFamily,
     Bias,
@@ -29,8 +30,9 @@ from keras_graphattn.hub.converted import (
     part,
     refuse_paged_attention,
 )
-from keras_graphattn.operators.softmax import Logits
-from keras_graphattn.types import Bool, Float, Num, Tensor
+from keras_graphattn.numerics.precision import positions_of
+from keras_graphattn.operators.softmax import Logits, PairRows
+from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 Sides = tuple[int | None, int | None] | None  # of a window, before and after a token
 HIDDEN = -1e9  # what KerasHub adds to the score of a pair that the mask hides
@@ -327,6 +329,12 @@ class FalconDecoder(Decoder):
         return self.attend_inputs(inputs, attention_mask, cache, cache_update_index, bias=bias)
 
 
+@functools.cache
+def relative_positions(num_buckets: int, max_distance: int, bidirectional: bool) -> biases.Bias:
+    """T5's bias without weights: the layers of KerasHub have them."""
+    return biases.RelativePositions(num_buckets, max_distance, bidirectional)
+
+
 class T5Attention(Decoder):
     """T5's attention over its own tokens, in the encoder and in the decoder.
 
@@ -372,8 +380,11 @@ class T5Attention(Decoder):
         index = cache_update_index
         if position_bias is None:
             new = ops.shape(hidden_states)[1]
-            length = new if cache is None else ops.shape(cache)[2]
-            position_bias = self._masked_bias(mask, new, length, 0 if index is None else index)
+            if cache is None:
+                position_bias = self._masked_bias(mask, new, new)
+            else:
+                rows = (0 if index is None else index) + positions_of(new)
+                position_bias = self._masked_bias(mask, new, ops.shape(cache)[2], rows)
         visible = visible_where(position_bias[:, 0])  # (B or 1, t, S), the same for all heads
         found = self.attend_inputs(
             hidden_states, visible, cache, index, training, bias=position_bias
@@ -381,10 +392,14 @@ class T5Attention(Decoder):
         outputs, cache = (found, None) if cache is None else found
         return outputs, position_bias, cache
 
-    def _masked_bias(self, mask: Mask | None, new: Index, length: Index, index: Index) -> Bias:
+    def _masked_bias(
+        self, mask: Mask | None, new: Index, length: Index, rows: Int[Tensor, " t"] | None = None
+    ) -> Bias:
         """The bias (B or 1, N, t, S) of a stack's first layer, with the mask in it."""
         if self.use_relative_attention_bias:
-            bias = self.compute_bias(new, length, query_start_index=index)  # (1, N, t, S)
+            sizes = self.relative_attention_buckets, self.relative_attention_max_distance
+            source = relative_positions(*sizes, not self.is_decoder)
+            bias = PairRows(source, {"buckets": self.relative_attention_bias}, {}).at(rows, length)
         else:
             bias = ops.zeros((1, self.num_heads, new, length), self.compute_dtype)
         if mask is None:
