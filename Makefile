@@ -8,7 +8,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Threads that spin while they wait slow each other down where processes share cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-slow lint coverage dist check-dist wheel versions docs deploy-docs clean
+.PHONY: help demo test test-slow lint coverage dist check-dist wheel versions results-check docs deploy-docs clean
 
 help:
 	@echo "make demo      set up, train softmax, GFSA and AGF on JapaneseVowels, export a SavedModel"
@@ -18,6 +18,7 @@ help:
 	@echo "make dist      build the wheel and the sdist into dist/, and check them with twine"
 	@echo "make wheel     the same, and try both in an empty environment for each of: $(BACKENDS)"
 	@echo "make versions  the tests with the oldest supported packages, then with the newest"
+	@echo "make results-check  make the page of results again from its files, and repeat one run"
 	@echo "make docs      build the documentation site: open site/index.html"
 	@echo "make coverage  branch coverage of keras_graphattn over all backends; fails below 92 %"
 
@@ -118,6 +119,9 @@ coverage: $(VENV)/.dev
 	$(BIN)/coverage report --show-missing
 
 # Runs the guides, or takes what they printed if nothing has changed, and makes HTML of all pages.
+results-check: $(VENV)/.dev
+	$(BIN)/python -m recipes.results --check --repeat
+
 docs: $(VENV)/.docs
 	KERAS_BACKEND=torch $(BIN)/python -m docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -f build/mkdocs.yml

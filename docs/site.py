@@ -161,7 +161,7 @@ def navigation() -> list:
                 "comparison.md",
             ]
         },
-        {"Results": ["results/index.md", *of_recipes]},
+        {"Results": ["results.md", "results/index.md", *of_recipes]},
         {"Reference": packages},
         {"Errors": "troubleshooting.md"},
         {"Project": ["stability.md", "security.md", "contributing.md", "changelog.md"]},

@@ -1,0 +1,303 @@
+"""The page of all results: `python -m recipes.results` makes it from `recipes/*/results/*.json`.
+
+The command of a row is the last one before the link to its file in the README of its recipe.
+`--check` writes nothing, and fails if the page is not that of the files.
+"""
+
+import argparse
+import json
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import scipy.stats
+
+from recipes.common.attentions import ATTENTIONS, label
+from recipes.common.command.parsing import UsageError, run_program
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/pages/results.md"
+PICTURE = ROOT / "guides/images/results.png"
+PLAIN = "softmax"
+CHEAP = "node_classification/karate-short"
+CONFIDENCE = 0.95
+LOWER_IS_BETTER = ("perplexity", "mean_absolute_error", "word_error_rate")
+
+# What the papers report, by file and attention; the source stands beside it.
+GKAT = "arXiv 2107.07999"
+PUBLISHED: dict[str, tuple[str, dict[str, float]]] = {
+    "time_series/JapaneseVowels-published": ("arXiv 2505.08516", {PLAIN: 0.987, "agf": 0.995}),
+    "graph_classification/PROTEINS": (GKAT, {"graph_kernel": 0.758}),
+    "graph_classification/ENZYMES": (GKAT, {"graph_kernel": 0.697}),
+    "node_classification/citeseer": (GKAT, {"graph_kernel": 0.730}),
+    "node_classification/cora": ("arXiv 1710.10903", {"gat": 0.830}),
+}
+# Commands that the READMEs give in words.
+MOTIFS = "    python -m recipes.motif_detection --task {task} --attention {options} \\\n"
+MOTIFS += "        --seeds 0,1,2 --walks 100 --ema 0.99 --decay --backend jax"
+HEAD = """# All results
+
+Every table of runs in this repository, made by `python -m recipes.results` from the files that the
+runs left in `recipes/*/results`. Each recipe's page says more of its settings and of its data.
+
+* *Metric*: on test data, mean and standard deviation over seeds (or folds).
+* *Difference to softmax*: over the runs that share a seed, and so their data and the order of it.
+  In brackets the interval that has the true mean with 95 % probability, if the differences are
+  normally distributed (Student's t). With three seeds such an interval is wide. An interval without
+  0 is in bold.
+* *Published*: what the paper reports. Only runs with the protocol `published` repeat its settings.
+"""
+
+
+WORDS = """## In plain words
+
+* **Graphs.** Where the edges are the point, attention with a graph kernel sees what plain attention
+  cannot: induced cycles, one layer on Cora, ENZYMES. Against GCN and GAT, which see the edges too,
+  it is ahead on induced cycles and the caveman graphs, and not on the other motifs. On MUTAG
+  and PROTEINS nothing differs from plain attention, which sees the degrees of the nodes here.
+* **Deep models.** Where blocks are normalised after each branch, AGF gains at 12 layers and GFSA at
+  24, and p-LaT loses much at 24. Where they are normalised before it, as in most models today, no
+  filter differs from plain attention.
+* **Images.** The learned mask over the grid of patches gains on the digits. The filters do not
+  differ from plain attention there.
+* **Language.** On Tiny Shakespeare, what forgets old tokens gains most: masks that decay, gates of
+  the tokens, and the delta rule. GFSA gains less, p-LaT and differential attention nothing. The
+  models are small, and see 64 bytes.
+* **Pretrained models.** GFSA in MiniLM does not differ from the original on CoLA.
+* **Time series.** With the published settings AGF gains 0.007 on JapaneseVowels. Both
+  numbers are below the published ones, whose models are trained on all training data and tested at
+  the best epoch of the test data.
+* **Below the papers.** ENZYMES: 0.50 here, 0.70 there. The paper searches its settings in each
+  fold, and trains three times; here one model of ours is trained once. Citeseer and Cora: 0.68 and
+  0.81 for GAT here, 0.725 and 0.830 there, with settings that were not searched for these layers.
+"""
+
+
+class Difference(NamedTuple):
+    """A mean of differences, and half of its interval; without it for one difference."""
+
+    mean: float
+    half: float | None
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Difference":
+        mean = statistics.fmean(values)
+        if len(values) == 1:
+            return cls(mean, None)
+        factor = scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1)
+        return cls(mean, float(factor) * statistics.stdev(values) / len(values) ** 0.5)
+
+    def __str__(self) -> str:
+        if self.half is None:
+            return f"{self.mean:+.3f}"
+        low, high = self.mean - self.half, self.mean + self.half
+        mark = "**" if low > 0 or high < 0 else ""
+        return f"{mark}{self.mean:+.3f} [{low:+.3f}, {high:+.3f}]{mark}"
+
+
+class Results:
+    """The file of one comparison.
+
+    Attributes:
+        name: The recipe and the file without its ending, such as `time_series/results`.
+        metric: What the table has, such as `accuracy`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, f"{path.parts[-3]}/{path.stem}"
+        self.content: dict[str, Any] = json.loads(path.read_text())
+        means = (key for key in self.content["table"][0] if key.endswith("_mean"))
+        self.metric = next(means).removeprefix("test_").removesuffix("_mean")
+
+    @property
+    def title(self) -> str:
+        """The data, and what else tells this file from the others of its recipe."""
+        data = self.content.get("dataset") or self.content.get("task")
+        name = self.path.stem
+        if name in ("results", data):
+            return str(data)
+        return name if name.startswith(str(data)) else f"{data}: {name}"
+
+    @property
+    def protocol(self) -> str:
+        """Whose settings the runs have."""
+        published = self.content.get("published")
+        if published is None:
+            return "own"
+        deviations = published["departures"]
+        return "published" + (f", except for {', '.join(deviations)}" if deviations else "")
+
+    @property
+    def command(self) -> str:
+        """The lines of the README that made the file."""
+        recipe, stem = self.name.split("/")
+        if recipe == "motif_detection" and self.name != "motif_detection/induced_cycle":
+            task, wider = stem.removesuffix("-wider"), stem.endswith("-wider")
+            options = "gcn,gat --key-dim 6" if wider else "gcn,gat,graph_kernel"
+            return MOTIFS.format(task=task, options=options)
+        text = (self.path.parents[1] / "README.md").read_text()
+        place = text.find(f"results/{self.path.name}")
+        blocks = re.findall(r"(?:^    .*\n)+", text[: max(place, 0)], re.MULTILINE)
+        commands = [block for block in blocks if "python -m recipes." in block]
+        if not commands:
+            raise UsageError(
+                f"{self.path}: no README says how it was made. Link to it after its command in "
+                f"{self.path.parents[1] / 'README.md'}"
+            )
+        return commands[-1].rstrip()
+
+    def values(self, attention: str) -> dict[int, float]:
+        """The metric of each seed."""
+        runs = (run for run in self.content["runs"] if run["attention"] == attention)
+        return {run["seed"]: run[f"test_{self.metric}"] for run in runs}
+
+    def difference(self, attention: str) -> Difference | None:
+        """By how much an attention is above plain attention, where runs share a seed."""
+        own, plain = self.values(attention), self.values(PLAIN)
+        shared = sorted(own.keys() & plain.keys()) if attention != PLAIN else []
+        return Difference.of([own[seed] - plain[seed] for seed in shared]) if shared else None
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The cells of each attention."""
+        source, published = PUBLISHED.get(self.name, ("", {}))
+        for row in self.content["table"]:
+            spread = row[f"test_{self.metric}_standard_deviation"]
+            mean = f"{row[f'test_{self.metric}_mean']:.3f}"
+            reported = published.get(row["attention"])
+            yield (
+                label(row["attention"]),
+                str(row["seeds"]),
+                mean if spread is None else f"{mean} ± {spread:.3f}",
+                str(self.difference(row["attention"]) or ""),
+                "" if reported is None else f"{reported:.3f} ({source})",
+                f"{row['parameters']:,}",
+            )
+
+    def section(self) -> str:
+        """The part of the page."""
+        metric = self.metric.replace("_", " ")
+        metric += " (lower is better)" if self.metric in LOWER_IS_BETTER else ""
+        heads = "attention", "seeds", metric, "difference to softmax", "published", "parameters"
+        table = [heads, ("---",) * len(heads), *self.rows()]
+        lines = [f"| {' | '.join(cells)} |" for cells in table]
+        file = f"../../recipes/{self.path.parts[-3]}/results/{self.path.name}"
+        facts = f"Protocol: {self.protocol}. Backend: {self.content['backend']}."
+        facts += f" [All runs]({file})."
+        return "\n".join([f"### {self.title}", "", facts, "", self.command, "", *lines])
+
+
+def all_results() -> list[Results]:
+    """All files, by recipe and name."""
+    return [Results(path) for path in sorted((ROOT / "recipes").glob("*/results/*.json"))]
+
+
+def page(results: list[Results]) -> str:
+    """The page as Markdown."""
+    parts = [HEAD, WORDS, "![Differences to plain attention](../../guides/images/results.png)"]
+    recipe = ""
+    for one in results:
+        if one.path.parts[-3] != recipe:
+            recipe = one.path.parts[-3]
+            name = recipe.replace("_", " ").capitalize()
+            parts.append(f"## [{name}](../../recipes/{recipe}/README.md)")
+        parts.append(one.section())
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def gains(results: list[Results]) -> list[tuple[str, str, Difference]]:
+    """Differences to plain attention in per cent of it, positive where better, with intervals."""
+    rows = []
+    for one in results:
+        plain = statistics.fmean(one.values(PLAIN).values()) if one.values(PLAIN) else 0.0
+        sign = -1.0 if one.metric in LOWER_IS_BETTER else 1.0
+        for row in one.content["table"]:
+            found = one.difference(row["attention"])
+            if found is not None and found.half is not None:
+                factor = 100.0 / plain
+                change = Difference(sign * factor * found.mean, factor * found.half)
+                rows.append((f"{one.path.parts[-3]}, {one.title}", row["attention"], change))
+    return rows
+
+
+def draw(results: list[Results], path: Path) -> None:
+    """The differences to plain attention with their intervals, one row each."""
+    from matplotlib.figure import Figure
+
+    rows = gains(results)
+    names = list(dict.fromkeys(name for name, _, _ in rows))
+    figure = Figure(figsize=(9, 1.0 + 0.19 * (len(rows) + len(names))), layout="constrained")
+    axis = figure.subplots()
+    axis.axvline(0, color="#a0a0a0", linewidth=1)
+    place, ticks, seen = 0.0, [], set()
+    for name in names:
+        first = place
+        for _, attention, change in (row for row in rows if row[0] == name):
+            look = {"color": ATTENTIONS[attention].colour, "label": label(attention)}
+            if attention in seen:
+                look.pop("label")
+            seen.add(attention)
+            axis.errorbar(change.mean, -place, xerr=change.half, fmt="o", markersize=4, **look)
+            place += 1
+        ticks.append((-(first + place - 1) / 2, name.replace("_", " ")))
+        place += 1
+    axis.set_yticks([y for y, _ in ticks], [name for _, name in ticks], fontsize=8)
+    axis.set_xscale("symlog", linthresh=10)
+    marks = (-30, -10, -5, 0, 5, 10, 30, 100)
+    axis.set_xticks(marks, [f"{mark:+d}" if mark else "0" for mark in marks])
+    axis.minorticks_off()
+    axis.set(
+        title="Difference to plain attention in per cent of it, with intervals of 95 %",
+        xlabel="worse  <  0  <  better",
+        ylim=(-place + 0.5, 1.5),
+    )
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=5)
+    figure.savefig(path, dpi=110)
+
+
+def repeated(file: Results) -> bool:
+    """Runs the command of a file again; whether the metric of each run has the same digits."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, *shlex.split(file.command)[1:]]
+        subprocess.run([*command, "--skip-saved-model", "--output", folder], cwd=ROOT, check=True)
+        again = json.loads((Path(folder) / "results.json").read_text())
+    name = f"test_{file.metric}"
+    before, after = (
+        {(run["attention"], run["seed"]): f"{run[name]:.4f}" for run in content["runs"]}
+        for content in (file.content, again)
+    )
+    return before == after
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Writes the page and the picture; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.results", description=__doc__)
+    add = parser.add_argument
+    add("--check", action="store_true", help="writes nothing; fails if the page differs")
+    add("--repeat", action="store_true", help=f"also runs {CHEAP} again; fails if it differs")
+    options = parser.parse_args(arguments)
+    results = all_results()
+    text = page(results)
+    if options.repeat:
+        same = repeated(next(file for file in results if file.name == CHEAP))
+        print(f"{CHEAP}: {'the same' if same else 'other'} digits")
+        if not same:
+            return 1
+    if options.check:
+        same = PAGE.read_text() == text
+        print(f"{PAGE.relative_to(ROOT)} is {'that' if same else 'not that'} of the files")
+        return 0 if same else 1
+    PAGE.write_text(text)
+    draw(results, PICTURE)
+    print(f"{PAGE.relative_to(ROOT)}: {len(results)} tables")
+    return 0
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,69 @@
+"""The page of all results: it is that of the files, and its statistics are SciPy's."""
+
+import json
+import statistics
+
+import pytest
+import scipy.stats
+
+from recipes import results
+from recipes.results import Difference, Results
+
+FILES = results.all_results()
+
+
+def test_the_page_is_that_of_the_files():
+    assert results.PAGE.read_text() == results.page(FILES), "run python -m recipes.results"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_each_file_has_its_command_and_its_means(file):
+    assert f"recipes.{file.path.parts[-3]}" in file.command
+    for row in file.content["table"]:
+        values = list(file.values(row["attention"]).values())
+        mean = row[f"test_{file.metric}_mean"]
+        assert len(values) == row["seeds"]
+        assert statistics.fmean(values) == pytest.approx(mean)
+
+
+def test_intervals_are_those_of_a_paired_t_test():
+    first, second = [0.91, 0.95, 0.90, 0.97], [0.90, 0.91, 0.92, 0.93]
+    mine = Difference.of([a - b for a, b in zip(first, second, strict=True)])
+    theirs = scipy.stats.ttest_rel(first, second).confidence_interval(0.95)
+    assert mine.mean - mine.half == pytest.approx(theirs.low)
+    assert mine.mean + mine.half == pytest.approx(theirs.high)
+    assert str(Difference(0.02, 0.01)) == "**+0.020 [+0.010, +0.030]**"
+    assert str(Difference(0.02, 0.03)) == "+0.020 [-0.010, +0.050]"
+    assert str(Difference.of([0.5])) == "+0.500"
+
+
+def test_differences_are_of_shared_seeds_and_positive_where_better(tmp_path):
+    runs = [("softmax", 0, 4.0), ("softmax", 1, 5.0), ("gfsa", 1, 4.0), ("gfsa", 0, 3.8)]
+    runs += [("gfsa", 7, 100.0)]
+    table = [
+        {"attention": name, "seeds": 2, "parameters": 1, "test_perplexity_mean": 0.0}
+        for name in ("softmax", "gfsa")
+    ]
+    content = {"table": table, "dataset": "text"}
+    content["runs"] = [{"attention": a, "seed": s, "test_perplexity": x} for a, s, x in runs]
+    path = tmp_path / "causal_lm" / "results" / "text.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(content))
+    file = Results(path)
+    assert (file.title, file.protocol) == ("text", "own")
+    assert file.difference("softmax") is None
+    assert file.difference("gfsa").mean == pytest.approx(-0.6)
+    ((name, attention, change),) = results.gains([file])
+    assert (name, attention) == ("causal_lm, text", "gfsa")
+    assert change.mean == pytest.approx(100 * 0.6 / 4.5)  # a lower perplexity is better
+    results.draw([file], tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+def test_check_says_whether_the_page_is_that_of_the_files(tmp_path, monkeypatch, capsys):
+    assert results.main(["--check"]) == 0
+    monkeypatch.setattr(results, "ROOT", results.ROOT)
+    other = results.ROOT / "docs/pages/choose.md"
+    monkeypatch.setattr(results, "PAGE", other)
+    assert results.main(["--check"]) == 1
+    assert "docs/pages/choose.md is not that of the files" in capsys.readouterr().out
