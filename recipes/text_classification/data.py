@@ -184,10 +184,15 @@ def load(options: argparse.Namespace) -> Problem:
 
 
 def validation_split(problem: Problem, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices to train on and to validate on, drawn by the seed, classes in equal parts."""
+    """Indices to train on and to validate on, drawn by the seed, classes in equal parts.
+
+    A fraction of 0 holds nothing out.
+    """
     from sklearn.model_selection import train_test_split
 
     labels = problem.train.labels
+    if fraction == 0:
+        return np.arange(len(labels)), np.arange(0)
     try:
         parts = train_test_split(
             np.arange(len(labels)),

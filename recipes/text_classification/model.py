@@ -36,7 +36,7 @@ def prepare(trial: Trial) -> Training:
     return Training(
         model,
         batches,
-        batches_of(problem, validation, options),
+        batches_of(problem, validation, options) if len(validation) else None,
         measure=lambda: similarities(model, problem),
         report=lambda: report(model, problem, options),
     )

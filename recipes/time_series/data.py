@@ -108,7 +108,12 @@ def read(name: str, folder: Path | None = None) -> Problem:
 
 
 def validation_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, ...]:
-    """Indices (training, validation), drawn class by class; each class keeps a training example."""
+    """Indices (training, validation), drawn class by class; each class keeps a training example.
+
+    A fraction of 0 holds nothing out.
+    """
+    if fraction == 0:
+        return np.arange(len(labels)), np.arange(0)
     training, validation = held_out(labels, fraction, np.random.default_rng(seed))
     if not len(validation):
         raise UsageError("no class has two training series: nothing is left to validate on")

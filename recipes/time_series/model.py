@@ -37,7 +37,7 @@ def prepare(trial: Trial) -> Training:
         model,
         Batches(train.inputs, train.labels, options.batch_size, trial.seed),
         *(
-            Batches(part.inputs, part.labels, 4 * options.batch_size)
+            Batches(part.inputs, part.labels, 4 * options.batch_size) if len(part) else None
             for part in (validation, problem.test)
         ),
         measure=lambda: similarities(model, problem.test, trial),

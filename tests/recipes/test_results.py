@@ -18,6 +18,7 @@ from tests.recipes.command_line import (
     assert_one_error_line,
     assert_validation_chooses_the_epoch,
     best_run,
+    history_of,
     predictions_in_another_process,
     results_of,
 )
@@ -211,3 +212,31 @@ def test_mixed_precision_and_overwrite(tiny_arguments, tmp_path):
     assert model.get_layer("probabilities").compute_dtype == "float32"
     assert keras.config.dtype_policy().name == "float32"  # left as it was
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_all_training_data_trains_where_nothing_is_held_out(tiny_arguments, tmp_path, capsys):
+    more = ("--skip-saved-model", "--validation-fraction", "0", "--epochs", "2")
+    assert again(tiny_arguments, tmp_path, "gfsa", "0,1", *more) == 0
+    results = results_of(tmp_path)
+    count = results["series"]["train"]
+    assert f"gfsa-seed0: {count} training, no validation examples" in capsys.readouterr().out
+    assert (results["tested_at"], results["protocol"]) == ("the last epoch", "own")
+    last = {}
+    for entry in results["runs"]:
+        assert entry["chosen_epoch"] == entry["epochs"] == 2
+        assert not [name for name in entry if name.startswith("validation")]
+        last[entry["seed"]] = history_of(tmp_path, entry)[-1]
+        assert entry["test_accuracy"] == last[entry["seed"]]["test_accuracy"]
+    best = max(last, key=lambda seed: (last[seed]["accuracy"], -last[seed]["cross_entropy"]))
+    assert results["best_model"]["seed"] == best
+    assert results["best_model"]["chosen_by"].startswith("its last epoch; among runs: training")
+
+
+def test_costs_of_each_run_are_recorded(results):
+    for entry in results["runs"]:
+        costs = entry["costs"]
+        assert sorted(costs) == [
+            *("inference_seconds_per_example", "peak_memory_of_process", "seconds_per_epoch")
+        ]
+        assert 0 < costs["inference_seconds_per_example"] < costs["seconds_per_epoch"]
+        assert 1e8 < costs["peak_memory_of_process"] < 1e11

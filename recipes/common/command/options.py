@@ -75,8 +75,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "warm_up": {"type": at_least(0), "help": "steps until the peak of the learning rate"},
     "weight_decay": {"type": number_in(0.0, math.inf), "help": "AdamW's"},
     "validation_fraction": {
-        "type": number_in(0.0, 1.0, open_low=True),
-        "help": "share of the training examples to validate on",
+        "type": number_in(0.0, 1.0),
+        "help": "share of the training examples to validate on; 0, where a paper has no validation "
+        "data: all examples are to train, and the last epoch is tested",
     },
     "ema": {
         "type": _SHARE,

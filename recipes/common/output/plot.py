@@ -33,7 +33,8 @@ def draw(title: str, runs: list[Run], chance: Chance | None = None) -> plt.Figur
     """Draws all runs: one colour for each attention, a thin line for each seed, a thick one for
     their mean, a dot at each chosen epoch.
 
-    The second panel shows the test if it was evaluated after every epoch, else the training. Where
+    The first panel shows the validation data, or the training data where nothing was held out. The
+    second panel shows the test if it was evaluated after every epoch, else the training. Where
     token similarity was measured, a third panel shows it over the layers. The level of chance is
     a dashed line.
     """
@@ -43,9 +44,11 @@ def draw(title: str, runs: list[Run], chance: Chance | None = None) -> plt.Figur
     panels = 3 if measured else 2
     figure, axes = plt.subplots(1, panels, figsize=(13 * panels / 3, 4.6), layout="constrained")
     other = "test" if tested else "training"
-    _draw_metric(axes[0], f"val_{metric}", runs)
+    validated = all(f"val_{metric}" in run.state.best for run in runs)
+    first = "validation" if validated else "training"
+    _draw_metric(axes[0], f"val_{metric}" if validated else metric, runs)
     _draw_metric(axes[1], f"test_{metric}" if tested else metric, runs)
-    for panel, data in zip(axes, ("validation", other), strict=False):
+    for panel, data in zip(axes, (first, other), strict=False):
         if metric in SHARES:
             panel.set_ylim(-0.02, 1.02)
         elif metric == "perplexity":
@@ -58,7 +61,7 @@ def draw(title: str, runs: list[Run], chance: Chance | None = None) -> plt.Figur
         if chance is not None and data in chance.levels:
             panel.axhline(chance.levels[data], color="black", linestyle="--", linewidth=1)
     choose = "" if runs[0].criterion.last_epoch else ", which choose the epoch"
-    axes[0].set_title(f"validation data{choose}")
+    axes[0].set_title(f"{first} data{choose}")
     axes[1].set_title(f"{other} data")
     if measured:
         _draw_curves(axes[2], runs, lambda run: run.similarity, first=0, marker=".")

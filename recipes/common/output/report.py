@@ -23,7 +23,8 @@ def write_results(
     """Writes `results.json` and returns its content; `facts` come first."""
     best = best_run(runs)
     first, second = (text.replace("_", " ") for text in best.criterion.order)
-    chosen_by = f"validation {first}, ties by validation {second}"
+    data = "validation" if best.is_validated else "training"
+    chosen_by = f"{data} {first}, ties by {data} {second}"
     tested_at = "the epoch chosen on validation data"
     if best.criterion.last_epoch:
         chosen_by, tested_at = f"its last epoch; among runs: {chosen_by}", "the last epoch"

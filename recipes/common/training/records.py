@@ -17,7 +17,8 @@ Metrics = dict[str, float | None]  # those of one epoch
 class Criterion(NamedTuple):
     """The metric in the table, and the metrics that choose an epoch on validation data.
 
-    If the last epoch is used, the metrics only rank runs.
+    If the last epoch is used, the metrics only rank runs: by the training data where there is no
+    validation data.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Criterion(NamedTuple):
         """The rank of an epoch by its validation metrics, in their order; the highest is best."""
 
         def rank(name: str) -> float:
-            value = metrics[f"val_{name}"]
+            value = metrics[f"val_{name}" if f"val_{name}" in metrics else name]
             if value is None or not math.isfinite(value):
                 return -math.inf
             return -value if name == self.ties or self.lower_is_better else value
@@ -62,6 +63,7 @@ class RunState:
     best_epoch: int = 0
     finished: bool = False
     random_states: list[list[int]] = dataclasses.field(default_factory=list)
+    seconds: list[float] = dataclasses.field(default_factory=list)  # of each epoch, validated
 
     @property
     def epoch(self) -> int:
@@ -88,11 +90,17 @@ class Run:
     similarity: list[float]  # mean token similarity before the blocks and after each, if measured
     reported: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the best epoch only
     criterion: Criterion = ACCURACY
+    costs: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def weights(self) -> Path:
         """The file with the weights of the chosen epoch."""
         return weights_file(self.folder, self.state.best_epoch)
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether a part of the data was held out to validate on."""
+        return f"val_{self.criterion.name}" in self.state.best
 
     def summary(self) -> dict[str, Any]:
         """The entry of this run in `results.json`."""
@@ -113,11 +121,15 @@ class Run:
             "parameters": self.parameters,
             "epochs": self.state.epoch,
             "chosen_epoch": self.state.best_epoch,
-            f"validation_{name}": best[f"val_{name}"],
-            f"validation_{ties}": best[f"val_{ties}"],
+            **{
+                f"validation_{metric}": best[f"val_{metric}"]
+                for metric in (name, ties)
+                if self.is_validated
+            },
             **tests,
             **self.reported,
             **({"token_similarity": self.similarity} if self.similarity else {}),
+            **({"costs": self.costs} if self.costs else {}),
         }
 
 

@@ -8,7 +8,11 @@ the weights of the epoch that `state.json` names always exist.
 
 import dataclasses
 import math
+import resource
+import statistics
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +42,7 @@ class Training(NamedTuple):
 
     model: keras.Model  # compiled
     batches: Batches
-    validation_batches: Batches
+    validation_batches: Batches | None  # `None`: all data is to train
     test_batches: Batches | None = None  # evaluated after every epoch, for the record
     measure: Callable[[], Sequence[float]] | None = None  # token similarities, after training
     report: Callable[[], dict[str, Any]] | None = None  # of the best epoch only, after training
@@ -68,8 +72,9 @@ def train_run(
     with on_devices(options):
         training, coefficients = _begun(trial, prepare)
         model, batches = training.model, training.batches
-        counts = (len(batches.labels), len(training.validation_batches.labels))
-        print(f"{name}: {counts[0]} training, {counts[1]} validation examples", flush=True)
+        validation = training.validation_batches
+        held_out = "no" if validation is None else len(validation.labels)
+        print(f"{name}: {len(batches.labels)} training, {held_out} validation examples", flush=True)
         keeper = KeepRun(name, output, state, training, options, criterion)
         callbacks = [keras.callbacks.TerminateOnNaN(), *_with_averages(model), keeper]
         if options.tensorboard and is_writer(options):
@@ -79,7 +84,7 @@ def train_run(
         if not state.ends(options.epochs, options.patience):
             model.fit(
                 rows_of_process(batches, options),
-                validation_data=rows_of_process(training.validation_batches, options),
+                validation_data=validation and rows_of_process(validation, options),
                 epochs=options.epochs,
                 initial_epoch=state.epoch,
                 shuffle=False,
@@ -120,7 +125,34 @@ def _finish(
         "parameters": model.count_params(),
         "similarity": list(training.measure()) if training.measure else [],
         "reported": {**(training.report() if training.report else {}), **coefficients()},
+        "costs": {} if is_shared(keeper.options) else costs(keeper.state, training),
     }
+
+
+def costs(state: RunState, training: Training) -> dict[str, float]:
+    """What a run took, on this machine: to compare runs of one command.
+
+    The seconds of an epoch are the median. Those of inference are for one example of the largest
+    batch, in the fastest of five calls. The memory is the largest of the process so far.
+    """
+    batches = training.test_batches or training.validation_batches or training.batches
+    inputs = batches[0][0]
+    taken = []
+    for _ in range(6):  # the first one compiles
+        start = time.perf_counter()
+        rows = len(training.model.predict_on_batch(inputs))
+        taken.append(time.perf_counter() - start)
+    return {
+        "seconds_per_epoch": statistics.median(state.seconds),
+        "inference_seconds_per_example": min(taken) / rows,
+        "peak_memory_of_process": float(peak_memory()),
+    }
+
+
+def peak_memory() -> int:
+    """The largest memory of this process so far, in bytes."""
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else 1024 * largest
 
 
 def rows_of_process(batches: Batches, options: Any) -> keras.utils.PyDataset:
@@ -170,6 +202,7 @@ class KeepRun(keras.callbacks.Callback):
         On torch, dropout without a seed of its own draws from a generator that belongs to no
         model: it is set again, as a function of the seed and the epoch.
         """
+        self.started = time.perf_counter()
         self.batches.start_epoch(epoch)
         if keras.backend.backend() == "torch" and self.batches.seed is not None:
             drawn = np.random.SeedSequence([self.batches.seed, epoch]).generate_state(1)
@@ -177,6 +210,7 @@ class KeepRun(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict) -> None:
         """Records the metrics, saves the weights, then the state that names them."""
+        seconds = time.perf_counter() - self.started
         weights = map(keras.ops.convert_to_numpy, self.model.weights)
         if not math.isfinite(logs["loss"]) or not all(np.isfinite(x).all() for x in weights):
             steps = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
@@ -196,6 +230,7 @@ class KeepRun(keras.callbacks.Callback):
         metrics = {name: float(value) for name, value in logs.items()}
         state = self.state
         state.history.append({"epoch": epoch + 1, **metrics})
+        state.seconds.append(round(seconds, 3))
         if not state.best_epoch or self.criterion.is_better(metrics, state.best):
             state.best_epoch = epoch + 1
         state.random_states = [
