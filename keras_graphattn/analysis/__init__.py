@@ -3,7 +3,7 @@
 from keras_graphattn.analysis.pictures import plot_mask
 from keras_graphattn.analysis.smoothing.inspection import inspect_smoothing
 from keras_graphattn.analysis.smoothing.logger import SmoothingLogger
-from keras_graphattn.analysis.smoothing.measures import token_similarity
+from keras_graphattn.analysis.smoothing.measures import first_order_error, token_similarity
 from keras_graphattn.analysis.smoothing.report import (
     HeadMeasures,
     LayerReport,
@@ -20,6 +20,7 @@ __all__ = [
     "SmoothingLogger",
     "SmoothingReport",
     "TokenMeasures",
+    "first_order_error",
     "inspect_smoothing",
     "plot_attention_maps",
     "plot_mask",

@@ -7,7 +7,7 @@ Tokens are arrays (n, d) of one sequence without its padding, but for their simi
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks import Array, checked, mask, optional, tensor
+from keras_graphattn.checks import Array, checked, mask, optional, tensor, whole
 from keras_graphattn.numerics.precision import at_least_float32, largest
 from keras_graphattn.types import Bool, Float, Tensor
 
@@ -121,3 +121,38 @@ def fourier_response(matrix: Float[Array, "... n n"]) -> Float[Array, "... F"]:
     waves = np.fft.rfft(matrix, axis=-1) / np.sqrt(matrix.shape[-1])  # (..., n, n // 2 + 1)
     gains: Array = np.linalg.norm(waves, axis=-2)
     return gains
+
+
+@checked(matrix=tensor("... n n"), order=whole())
+def first_order_error(matrix: Float[Array, "... n n"], order: int) -> Float[Array, "..."]:
+    """How far the approximation of `FirstOrder` is from the power A^K that it stands for.
+
+        E_K = max_i sum_j |A^K - (A + (K-1) (A^2 - A))|_ij <= 2 K
+
+    The error is 0 for the orders 1 and 2. It is small where A^2 is near A, as for tokens that
+    attend to all others alike.
+
+    Args:
+        matrix: A, of shape (..., n, n), whose rows sum to 1 (or to 0, where a row sees nothing).
+        order: K, at least 1.
+
+    Returns:
+        A float64 NumPy array of shape (...): one error for each matrix.
+
+    Raises:
+        ValueError: For an order below 1, and for matrices that are not square.
+
+    Example:
+
+    >>> permutation = np.array([[0.0, 1.0], [1.0, 0.0]])
+    >>> [float(first_order_error(permutation, order)) for order in (2, 3, 4)]
+    [0.0, 4.0, 4.0]
+
+    Source: Choi et al., arXiv 2312.04234, Theorem 3.1 and Eq. 6.
+    """
+    matrix = np.asarray(ops.convert_to_numpy(matrix), "float64")
+    square = matrix @ matrix
+    approximation = matrix + (order - 1) * (square - matrix)
+    power = np.linalg.matrix_power(matrix, order)
+    errors: Array = np.abs(power - approximation).sum(axis=-1).max(axis=-1)
+    return errors
