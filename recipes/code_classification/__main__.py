@@ -83,8 +83,9 @@ class CodeClassification(ClassifierOfTexts):
     }
     data_files = "the folder of the task's files; without it, --task synthetic makes its data"
     presets = (
-        "a KerasHub encoder, such as RoBERTa, CodeBERT or BERT: its name, its folder, or "
-        "hf://microsoft/codebert-base; without, a small one from scratch"
+        "a KerasHub encoder, such as RoBERTa, CodeBERT or BERT, or BART: its name, its folder, or "
+        "hf://microsoft/codebert-base; a folder of CodeT5's checkpoint; without, a small encoder "
+        "from scratch"
     )
     needed = {**ClassifierOfTexts.needed, "tokenizers": "tokenizers"}
     packages = ("keras-hub", "scikit-learn", "scipy", "tokenizers")
