@@ -399,6 +399,7 @@ def test_every_task_runs_to_its_end(task, tmp_path, modules, capsys):
     mine = to_numpy(model.get_layer("encoder")(expected))
     np.testing.assert_allclose(to_numpy(encoder(expected)), mine, atol=1e-5)
     assert (output / "saved_model" / "1" / "saved_model.pb").is_file()
+    assert "<h1>" in (output / "case_study" / "index.html").read_text()
 
 
 @pytest.mark.slow

@@ -243,6 +243,7 @@ def test_a_run_with_an_encoder_decoder_ends(kind, tmp_path):
     assert [one["attention"] for one in results["runs"]] == ["softmax", "gfsa"]
     for one in results["runs"]:
         assert len(one["token_similarity"]) == 1 + 2 + 4
+    assert (output / "case_study" / "index.html").is_file()
     asked = RECIPE.parse(arguments.split())
     problem = load(asked)
     model = keras.saving.load_model(output / "model.keras")
