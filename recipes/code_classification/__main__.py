@@ -83,8 +83,9 @@ class CodeClassification(ClassifierOfTexts):
     }
     data_files = "the folder of the task's files; without it, --task synthetic makes its data"
     presets = (
-        "a KerasHub encoder, such as RoBERTa, CodeBERT or BERT: its name, its folder, or "
-        "hf://microsoft/codebert-base; without, a small one from scratch"
+        "a KerasHub encoder, such as RoBERTa, CodeBERT or BERT, or BART: its name, its folder, or "
+        "hf://microsoft/codebert-base; a folder of CodeT5's checkpoint; without, a small encoder "
+        "from scratch"
     )
     needed = {**ClassifierOfTexts.needed, "tokenizers": "tokenizers"}
     packages = ("keras-hub", "scikit-learn", "scipy", "tokenizers")
@@ -172,6 +173,19 @@ class CodeClassification(ClassifierOfTexts):
         with atomically(output / "preset") as writing:
             self.model.encoder_of(best).save_to_preset(str(writing))
             problem.preprocessor.save_to_preset(str(writing))
+        from recipes.code_classification.case_study import pair_of, write_cases
+
+        pair = pair_of(runs)
+        if pair is None:
+            return
+        trials = [self.trial(problem, run.attention, options, run.seed) for run in pair]
+        models = {
+            trial.attention: self.best_model(trial, run.weights)
+            for trial, run in zip(trials, pair, strict=True)
+        }
+        title = f"{self.title(problem, options)}, seed {pair[0].seed}"
+        with atomically(output / "case_study") as folder:
+            write_cases(folder, title, models, problem, options)
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
         """Levels without a model, paired differences, and the paper's results and settings."""

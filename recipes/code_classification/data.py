@@ -24,7 +24,6 @@ import numpy as np
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.chance import Chance, of_accuracy, refuse_one_class
 from recipes.common.data.ragged import Ragged
-from recipes.common.data.sources import loading_preset
 
 BASELINE_EXAMPLES = 20_000
 SPLITS = ("train", "validation", "test")
@@ -496,10 +495,9 @@ def _preprocessor(texts: Sequence[str], options: argparse.Namespace) -> Any:
     import keras_hub
 
     if options.preset is not None:
-        with loading_preset(options.preset):
-            return keras_hub.models.TextClassifierPreprocessor.from_preset(
-                options.preset, sequence_length=options.max_length
-            )
+        from recipes.code_classification.encoder_decoders import preprocessor_of
+
+        return preprocessor_of(options.preset, options.max_length)
     vocabulary, merges = byte_pairs(texts, options.vocabulary)
     tokenizer = keras_hub.models.RobertaTokenizer(vocabulary=vocabulary, merges=merges)
     return keras_hub.models.RobertaTextClassifierPreprocessor(

@@ -2,6 +2,8 @@
 
 A KerasHub encoder, from a preset or small and from scratch, reads each function. Of one function,
 the vector of the first token is classified; of two, both vectors together, after a hidden layer.
+An encoder-decoder, such as CodeT5 and BART, reads the function twice. Its decoder gets the tokens
+one place later, and its vector of the last token is the one that is classified.
 """
 
 import argparse
@@ -13,10 +15,9 @@ import numpy as np
 from keras import layers, ops
 
 from recipes.code_classification.data import Examples, Problem, input_names
+from recipes.code_classification.encoder_decoders import backbone_of
 from recipes.common.attentions import Trial
-from recipes.common.command.parsing import UsageError
 from recipes.common.data.batches import Buckets, bucket_lengths
-from recipes.common.data.sources import loading_preset, refuse_converted
 from recipes.common.training.layers import (
     converted,
     probabilities,
@@ -71,14 +72,13 @@ def build(trial: Trial) -> keras.Model:
     conversion, which draws nothing: all attentions start with the same ones for one Keras seed.
 
     Raises:
-        UsageError: When the preset is not that of an encoder whose attention can be converted.
+        UsageError: When the preset is not that of a model whose attention can be converted.
     """
     problem, options = trial.problem, trial.options
     encoder = _encoder(problem, options)
-    padding = problem.preprocessor.tokenizer.pad_token_id
     names = input_names(problem.functions)
     inputs = {name: keras.Input((None,), name=name, dtype="int32") for name in names}
-    vectors = [_first_token(encoder, tokens, padding) for tokens in inputs.values()]
+    vectors = [_vector(encoder, tokens, problem) for tokens in inputs.values()]
     features = vectors[0]
     if len(vectors) > 1:
         together = layers.Concatenate(name="both")(vectors)
@@ -98,16 +98,7 @@ def _encoder(problem: Problem, options: argparse.Namespace) -> Any:
             max_sequence_length=options.max_length,
             name=ENCODER,
         )
-    with loading_preset(options.preset):
-        encoder = keras_hub.models.Backbone.from_preset(options.preset, name=ENCODER)
-    refuse_converted(options.preset, encoder)
-    if "token_ids" not in encoder.input:
-        raise UsageError(
-            f"--preset {options.preset} is a {type(encoder).__name__}, whose inputs are "
-            f"{', '.join(encoder.input)}; give an encoder such as RoBERTa, CodeBERT or BERT, whose "
-            "input is token_ids"
-        )
-    return encoder
+    return backbone_of(options.preset, ENCODER)
 
 
 def encoder_of(model: keras.Model) -> Any:
@@ -115,29 +106,61 @@ def encoder_of(model: keras.Model) -> Any:
     return model.get_layer(ENCODER)
 
 
-def encoder_inputs(encoder: Any, tokens: Tensor, padding: int) -> dict[str, Tensor]:
-    """The inputs of an encoder of KerasHub for tokens (B, L)."""
-    inputs = {
-        "token_ids": tokens,
-        "padding_mask": ops.cast(ops.not_equal(tokens, padding), "int32"),
-        "segment_ids": ops.zeros_like(tokens),
+def encoder_inputs(encoder: Any, tokens: Tensor, problem: Problem) -> dict[str, Tensor]:
+    """The inputs of an encoder or encoder-decoder of KerasHub for tokens (B, L).
+
+    A decoder begins with T5's padding token, or with BART's last token. Then it gets the tokens of
+    the function but the last one.
+    """
+    tokenizer = problem.preprocessor.tokenizer
+    mask = ops.cast(ops.not_equal(tokens, tokenizer.pad_token_id), "int32")
+    if not is_encoder_decoder(encoder):
+        segment = ops.zeros_like(tokens)
+        inputs = {"token_ids": tokens, "padding_mask": mask, "segment_ids": segment}
+        return {name: inputs[name] for name in encoder.input}
+    is_t5 = isinstance(encoder, keras_hub.models.T5Backbone)
+    start = tokenizer.pad_token_id if is_t5 else tokenizer.end_token_id
+    later = ops.concatenate([ops.full_like(tokens[:, :1], start), tokens[:, :-1]], axis=1)
+    return {
+        "encoder_token_ids": tokens,
+        "encoder_padding_mask": mask,
+        "decoder_token_ids": later,
+        "decoder_padding_mask": mask,
     }
-    return {name: inputs[name] for name in encoder.input}
 
 
-def _first_token(encoder: Any, tokens: Tensor, padding: int) -> Tensor:
-    """The vector of the first token of each row, (B, d)."""
-    encoded = encoder(encoder_inputs(encoder, tokens, padding))
-    states = encoded["sequence_output"] if isinstance(encoded, dict) else encoded
-    return states[:, 0]
+def is_encoder_decoder(encoder: Any) -> bool:
+    """Whether a model of KerasHub has a decoder too."""
+    return "decoder_token_ids" in encoder.input
+
+
+def _vector(encoder: Any, tokens: Tensor, problem: Problem) -> Tensor:
+    """The vector of each row that is classified, (B, d).
+
+    It is that of the first token, or that of the decoder at the place of the last token: the ways
+    of the released code of CodeBERT and of CodeT5.
+    """
+    inputs = encoder_inputs(encoder, tokens, problem)
+    encoded = encoder(inputs)
+    if not is_encoder_decoder(encoder):
+        states = encoded["sequence_output"] if isinstance(encoded, dict) else encoded
+        return states[:, 0]
+    mask = inputs["decoder_padding_mask"]
+    is_last = mask - ops.pad(mask[:, 1:], ((0, 0), (0, 1)))
+    states = encoded["decoder_sequence_output"]
+    return ops.einsum("btd,bt->bd", states, ops.cast(is_last, states.dtype))
 
 
 def similarities(model: keras.Model, problem: Problem) -> list[float]:
-    """Mean token similarity over test functions, before the first layer and after each."""
+    """Mean token similarity over test functions, before the first layer and after each.
+
+    The layers of a decoder come after those of the encoder. Each has two: its attention to its own
+    tokens, and to those of the encoder.
+    """
     count, test = min(MEASURED, len(problem.test)), problem.test
     tokens = next(iter(test.inputs(np.arange(count), int(test.lengths[:count].max())).values()))
     encoder = encoder_of(model)
-    inputs = encoder_inputs(encoder, tokens, test.padding)
+    inputs = encoder_inputs(encoder, tokens, problem)
     return similarity_by_depth(encoder, {name: np.asarray(one) for name, one in inputs.items()})
 
 
