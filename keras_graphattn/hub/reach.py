@@ -28,7 +28,7 @@ from keras_graphattn.keras_internals import subclasses_of
 
 
 def reach(plain: type) -> type:
-    """Makes a class of backbones or layers convertible.
+    """Makes a class of backbones or layers convertible, or of preprocessing loadable with one.
 
     `convert` treats the attention in attributes of such a layer as self-attention, if it knows its
     family. Only `convert` can see the layers of an instance: it refuses an instance without such
@@ -37,13 +37,15 @@ def reach(plain: type) -> type:
     Args:
         plain: A subclass of `keras_hub.models.Backbone`, or of `keras.layers.Layer`, whose
             self-attention is stock or cached multi-head attention, or of another class of a family
-            that is known, kept in attributes.
+            that is known, kept in attributes. Or a class of tokenizers, preprocessors or image
+            converters of your own, whose `backbone_cls` is reached: then `from_preset` finds it in
+            presets of converted backbones, too.
 
     Returns:
-        The subclass that a converted instance is of. What is saved can be loaded wherever this
-        package and the plain class are there, if that class is registered with Keras. Where it
-        is not, and for presets of backbones, a program calls `reach` with the class again;
-        KerasHub's and KerasCV's own are known.
+        The subclass that a converted instance is of, or that stands for the class in presets. What
+        is saved can be loaded wherever this package and the plain class are there, if that class is
+        registered with Keras. Where it is not, and for presets of backbones, a program calls
+        `reach` with the class again; KerasHub's and KerasCV's own are known.
 
     Raises:
         ValueError: For what is no class of layers, for attention itself and for other layers of
@@ -77,6 +79,8 @@ def reach(plain: type) -> type:
             "`plain` must be a class of backbones or layers: tasks are converted with their "
             f"backbones. Received: plain={plain!r}. Call reach({plain.__name__}.backbone_cls)."
         )
+    if getattr(plain, "backbone_cls", None) in REACHED:
+        return _reach_preprocessing(plain)
     return _reach(plain)
 
 
@@ -93,7 +97,7 @@ def reached_names() -> list[str]:
     return [name for name in names if name in reached] or names
 
 
-def _reach_preprocessing(plain: type[keras.Layer]) -> None:
+def _reach_preprocessing(plain: type[keras.Layer]) -> type:
     """Lets `from_preset` find a tokenizer, preprocessor or image converter of a converted backbone.
 
     KerasHub looks for one that names exactly the class of the backbone. The class that it finds
@@ -108,7 +112,9 @@ def _reach_preprocessing(plain: type[keras.Layer]) -> None:
         "__new__": lambda cls, *, loaded: loaded,
         "_add_missing_kwargs": classmethod(load_plain),
     }
-    register(plain, type(PREFIX + plain.__name__, (plain,), namespace | about(plain)))
+    if not is_known(plain):
+        register(plain, type(PREFIX + plain.__name__, (plain,), namespace | about(plain)))
+    return carrier(plain)
 
 
 def _reach_keras_hub() -> None:

@@ -14,6 +14,7 @@ import keras
 import keras_hub
 import numpy as np
 
+from keras_graphattn.hub import reach
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.sources import loading_preset, refuse_converted
 from recipes.common.storage import read_json
@@ -41,6 +42,10 @@ class CodeT5TextClassifierPreprocessor(keras_hub.models.RobertaTextClassifierPre
     """`<s> text </s>` for CodeT5, whose tokenizer is of RoBERTa's kind."""
 
     backbone_cls = keras_hub.models.T5Backbone
+
+
+for _preprocessor in (BartTextClassifierPreprocessor, CodeT5TextClassifierPreprocessor):
+    reach(_preprocessor)  # so that presets with converted attention load, too
 
 
 def backbone_of(preset: str, name: str) -> Any:

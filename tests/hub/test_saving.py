@@ -29,7 +29,7 @@ from tests.hub.containers import (
     converted,
     functional,
 )
-from tests.hub.families import fast_for
+from tests.hub.families import family, fast_for
 from tests.hub.models import (
     BACKBONES,
     assert_equal_outputs,
@@ -39,7 +39,7 @@ from tests.hub.models import (
     random_inputs,
     with_head,
 )
-from tests.numerics import BACKEND
+from tests.numerics import BACKEND, to_numpy
 from tests.recipes.command_line import run_to_its_end
 
 FAST = [
@@ -294,3 +294,31 @@ def test_a_class_that_keras_does_not_know_is_asked_for_by_name(tmp_path):
     carried["of"] = {"module": "gone", "name": "Gone"}
     with pytest.raises(ValueError, match="class Gone"):
         keras.Model.from_config(config)
+
+
+def test_preprocessing_of_ones_own_is_found_in_presets_of_converted_backbones(tmp_path):
+    """KerasHub looks for one that names exactly the class of the backbone."""
+    from keras_hub.models import (
+        RobertaTextClassifierPreprocessor,
+        RobertaTokenizer,
+        T5Backbone,
+        TextClassifierPreprocessor,
+    )
+
+    @keras.saving.register_keras_serializable(package="tests")
+    class OwnPreprocessor(RobertaTextClassifierPreprocessor):
+        backbone_cls = T5Backbone
+
+    stands_for_it = keras_graphattn.hub.reach(OwnPreprocessor)
+    assert issubclass(stands_for_it, OwnPreprocessor)
+    assert keras_graphattn.hub.reach(stands_for_it) is keras_graphattn.hub.reach(OwnPreprocessor)
+    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<mask>": 3, "a": 4, "b": 5, "ab": 6}
+    preprocessor = OwnPreprocessor(RobertaTokenizer(vocabulary, ["a b"]), sequence_length=6)
+    backbone = family("t5").make()
+    for convert in (lambda: None, lambda: keras_graphattn.convert(backbone, "graph_filter")):
+        convert()
+        backbone.save_to_preset(str(tmp_path))
+        preprocessor.save_to_preset(str(tmp_path))
+        loaded = TextClassifierPreprocessor.from_preset(str(tmp_path))
+        assert type(loaded) is OwnPreprocessor
+        assert to_numpy(loaded(["ab"])["token_ids"]).tolist() == [[0, 6, 2, 1, 1, 1]]

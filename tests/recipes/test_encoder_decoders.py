@@ -250,11 +250,10 @@ def test_a_run_with_an_encoder_decoder_ends(kind, tmp_path):
     inputs = problem.test.inputs(np.arange(3), problem.length)
     assert to_numpy(model(inputs)).shape == (3, 2)
     folder, text = str(output / "preset"), ["int f(int x)"]
-    if results["best_model"]["attention"] == "softmax":  # KerasHub finds no other
-        loaded = keras_hub.models.TextClassifierPreprocessor.from_preset(folder)
-        np.testing.assert_array_equal(
-            to_numpy(loaded(text)["token_ids"]), to_numpy(problem.preprocessor(text)["token_ids"])
-        )
+    loaded = keras_hub.models.TextClassifierPreprocessor.from_preset(folder)
+    np.testing.assert_array_equal(
+        to_numpy(loaded(text)["token_ids"]), to_numpy(problem.preprocessor(text)["token_ids"])
+    )
     encoder = keras_hub.models.Backbone.from_preset(folder)
     for mine, theirs in zip(encoder.weights, model.get_layer("encoder").weights, strict=True):
         np.testing.assert_array_equal(to_numpy(mine), to_numpy(theirs))
