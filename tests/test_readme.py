@@ -46,7 +46,7 @@ def test_pages_run_where_one_backend_is_installed(tmp_path):
     assert (tmp_path / "text.keras").exists()
 
 
-@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.slow
 def test_guides_begin_where_one_backend_is_installed(tmp_path):
     assert run(tmp_path, "alone", *GUIDES).count("ran: ") == len(GUIDES)
 

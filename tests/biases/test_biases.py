@@ -312,6 +312,7 @@ def test_compiled_blocks_with_a_bias():
     assert_close(to_numpy(jit(layer)(x)), right, 1e-6)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("path", ["dense", "blockwise", "fused"])
 def test_a_gated_decay_forgets_and_decodes(path):
     """The logarithm of the gates, read from the tokens, as the bias of softmax attention."""

@@ -49,7 +49,7 @@ def assert_served_like_predicted(model, path, batches, scratch, names, tolerance
     assert_served(path, batches, expected, scratch, tolerance=tolerance)
 
 
-@pytest.mark.slow_on("jax")
+@pytest.mark.slow_on("jax", "torch")
 def test_trained_model_with_a_dict_of_inputs(tmp_path):
     series, padding_mask = masked_inputs()
     speaker = keras.Input((), dtype="int64", name="speaker")

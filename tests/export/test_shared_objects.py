@@ -63,6 +63,7 @@ def check(names, folder):
     assert sorted(shapes) == sorted(list(weight.shape) for weight in model.weights)
 
 
+@pytest.mark.slow_on("jax", "torch")
 def test_some_objects_of_two_layers(tmp_path):
     check(FAST, tmp_path)
 

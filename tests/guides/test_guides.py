@@ -11,9 +11,8 @@ GUIDES = sorted((Path(__file__).parents[2] / "guides").glob("*.py"))
 FAST = {
     "torch": (
         *("first_steps", "masked_attention", "filters"),
-        *("which_attention", "long_sequences", "distribution"),
+        *("which_attention", "long_sequences", "distribution", "your_own"),
     ),
-    "jax": ("your_own",),
     "tensorflow": ("serving",),
 }
 # in `make test-slow` only
@@ -27,7 +26,7 @@ def test_the_fast_suites_run_each_guide_once_but_the_long_ones():
 
 def cases():
     for path in GUIDES:
-        slow = path.stem not in FAST[keras.backend.backend()]
+        slow = path.stem not in FAST.get(keras.backend.backend(), ())
         yield pytest.param(path, marks=[pytest.mark.slow] * slow, id=path.stem)
 
 

@@ -217,6 +217,7 @@ def test_no_path_sees_the_future(name):
         assert rows[~before].any()
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(
     "name", [name for name in SEQUENCES if "segment_ids" in SEQUENCES[name][0](9).inputs_at_call]
 )

@@ -65,6 +65,7 @@ def test_groups_of_chunks_add_up(chunk_size, length):
     assert_agrees(inputs(length, 1, 1, 2, 2), chunk_size=chunk_size)
 
 
+@pytest.mark.slow_on("jax")
 @settings(max_examples=8)
 @given(data=st.data(), length=st.sampled_from([1, 12]))
 def test_agrees_with_naive_twin_under_masks(data, length):

@@ -49,6 +49,7 @@ def check(product, grid_shape, way=None):
     assert_all_close(gradients, expected[1], 1e-5)
 
 
+@pytest.mark.slow_on("jax")
 @EXAMPLES
 @given(length=st.integers(1, 1000), grid_shape=GRIDS, size=st.sampled_from([4, 64]))
 def test_products(length, grid_shape, size):

@@ -89,6 +89,7 @@ def test_a_search_never_sees_the_test_part_of_the_fold(seed):
     assert has_all_classes(parts.validation)
 
 
+@pytest.mark.slow_on("jax")
 def test_what_a_search_tests_on_is_said(tmp_path, capsys):
     asked = "--graphs 60 --attention gcn --skip-saved-model --search --validation-fraction 0.2"
     run(RECIPE, tmp_path, MODEL, asked)

@@ -172,6 +172,7 @@ def test_models_are_their_formulas_in_values_and_gradients(name):
     assert_is_formula(model, formula, [IMAGES], bounds=(2e-5, 1e-4))
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("family", TINY)
 def test_any_attention_takes_the_blocks_and_drops_are_for_training(family, tmp_path):
     blocks = []

@@ -172,6 +172,7 @@ def test_gfsa_starts_with_the_outputs_of_the_preset(family, preset):
     np.testing.assert_allclose(filtered, stock, atol=1e-5)
 
 
+@pytest.mark.slow_on("jax")
 def test_grey_images_have_the_channels_of_the_preset(preset):
     grey, coloured = (made(preset("vit"), "softmax", channels=count) for count in (1, 3))
     repeated = np.repeat(IMAGES[..., :1], 3, axis=-1)

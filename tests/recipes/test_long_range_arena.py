@@ -179,7 +179,7 @@ def test_a_run_leaves_everything_behind(arguments, output, capsys):
     assert f"{level['cross_entropy']:.4f}" in printed
 
 
-@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.slow
 def test_the_best_model_loads_with_the_package_only(arguments, output, tmp_path):
     assert RECIPE.main(arguments) == 0
     inputs = {"tokens": np.array([[12, 3, 4, 15, 0, 0]])}

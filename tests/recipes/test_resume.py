@@ -48,6 +48,7 @@ def files(output):
     return sorted(str(path.relative_to(output)) for path in paths)
 
 
+@pytest.mark.slow_on("torch")
 def test_killed_training_continues_to_the_same_end(tiny_arguments, tmp_path):
     arguments = [*tiny_arguments, "--attention", "agf", "--skip-saved-model"]
     arguments += ["--epochs", "6", "--patience", "6", "--dropout", "0.3"]
