@@ -1,0 +1,1 @@
+"""Speech recognition: Transformer and Branchformer with graph filters, from audio to words."""
