@@ -113,7 +113,7 @@ def _gated(trial: Trial, tokens: Tensor, mask: Tensor, name: str) -> Tensor:
     options = trial.options
     hidden = layers.Dense(options.feed_forward, activation="gelu", name=f"{name}_hidden")(tokens)
     first, second = ops.split(hidden, 2, axis=-1)
-    second = layers.LayerNormalization(name=f"{name}_norm")(second)
+    second = layers.LayerNormalization(name=f"{name}_gate_norm")(second)
     second = ops.where(ops.expand_dims(mask, -1), second, 0.0)
     near_zero = keras.initializers.RandomNormal(stddev=1e-3)
     second = layers.DepthwiseConv1D(
@@ -122,7 +122,7 @@ def _gated(trial: Trial, tokens: Tensor, mask: Tensor, name: str) -> Tensor:
         bias_initializer="ones",  # a block starts as an MLP without a gate
         name=f"{name}_convolution",
     )(second)
-    gated = dropout(options.dropout, trial.seed, f"{name}_dropout")(first * second)
+    gated = dropout(options.dropout, trial.seed, f"{name}_gate_dropout")(first * second)
     return layers.Dense(options.d_model, name=f"{name}_output")(gated)
 
 

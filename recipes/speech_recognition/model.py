@@ -267,11 +267,11 @@ def language_model_of(problem: Problem, options: argparse.Namespace) -> Any:
 
 
 def draw_attention(path: Path, model: keras.Model, problem: Problem) -> None:
-    """Draws the attention matrices of the first test recording, if the layers have any."""
+    """Draws the matrices of the last layer's first head in the first test recording, if any."""
     tensors, _, _ = Recordings(problem.test, [int(problem.test.lengths.max())], 1)[0]
     report = inspect_smoothing(model, tensors, max_sequences=1)
     with suppress(ValueError):  # no layer has a matrix
-        save(plot_attention_maps(report), path)
+        save(plot_attention_maps(report, -1), path)
 
 
 def similarities(model: keras.Model, problem: Problem, trial: Trial) -> list[float]:
