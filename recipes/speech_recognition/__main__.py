@@ -22,7 +22,7 @@ from recipes.common.output.notes import (
 from recipes.common.recipe import Recipe
 from recipes.common.storage import write_csv
 from recipes.common.training.records import Criterion, Run
-from recipes.speech_recognition.data import DATASETS, DIGITS_RATE, LIBRISPEECH, UNITS, Problem
+from recipes.speech_recognition.data import DATA_FILES, Problem
 
 PAPER = "arXiv 2312.04234"
 REPORTED = ("softmax", "gfsa")
@@ -84,25 +84,17 @@ class SpeechRecognition(Recipe):
     training = {"epochs": 30, "batch_size": 16, "learning_rate": 2e-3, "warm_up": 300}
     training |= {"weight_decay": 0.01}
     sizes = {"layers": 3, "d_model": 64, "heads": 4, "feed_forward": 256, "dropout": 0.1}
-    data_files = "the folder of the data set"
+    data_files = DATA_FILES
     packages = ("jiwer", "soundfile", "sentencepiece")
 
     def add_options(self, add: Callable[..., Any]) -> None:
-        add("--dataset", choices=DATASETS, default="synthetic", help="what is heard")
-        add("--data-dir", type=Path, help=self.data_files)
-        hours = "of LibriSpeech to train on"
-        add("--hours", type=int, choices=tuple(LIBRISPEECH), default=100, help=hours)
+        self.data.add_options(add)
         add("--model", choices=tuple(CONVOLUTIONS), default="transformer", help="encoder")
         published = (
             "the paper's training of --model on LibriSpeech; options given here are put in its "
             "place, and named beside the table"
         )
         add("--published", action="store_true", help=published)
-        add("--tokens", choices=UNITS, help="of transcripts")
-        add("--pieces", type=at_least(8), default=5000, help="of --tokens piece")
-        add("--sampling-rate", type=at_least(2000), help="samples a second of the model")
-        add("--train-examples", type=at_least(8), default=1600, help="where data are made")
-        add("--data-seed", type=at_least(0), default=0, help="seed of data that are made")
         channels = {"type": _numbers, "metavar": "N,N,..."}
         add("--channels", **channels, help="of the convolutions [d,d,d; branchformer: 16,16]")
         add("--decoder-layers", type=at_least(1), default=1, help="blocks of the decoder")
@@ -124,7 +116,6 @@ class SpeechRecognition(Recipe):
         add("--temperature", type=seconds, default=1.15, help="of the decoder in the search")
         add(
             "--language-model",
-            type=Path,
             help="a .keras file, of recipes.speech_recognition.language_model, for the search",
         )
         weight = number_in(0.0, math.inf)
@@ -136,21 +127,11 @@ class SpeechRecognition(Recipe):
         return PUBLISHED_TRAINING | PUBLISHED_MODELS[options.model]
 
     def refuse(self, options: argparse.Namespace) -> None:
-        if options.dataset in ("digits", "folder") and options.data_dir is None:
-            raise UsageError(f"--dataset {options.dataset} needs --data-dir, its folder")
-        if options.dataset == "librispeech" and options.sampling_rate not in (None, 16000):
-            raise UsageError("--sampling-rate: LibriSpeech has 16000 samples a second")
-        if options.dataset in ("synthetic", "digits") and options.sampling_rate is not None:
-            raise UsageError(f"--sampling-rate: --dataset {options.dataset} has {DIGITS_RATE}")
-        if options.dataset == "synthetic" and options.data_dir is not None:
-            raise UsageError("--data-dir: the data of --dataset synthetic are made, not read")
+        self.data.refuse(options)
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
-        unit = {"digits": "word", "librispeech": "piece"}.get(options.dataset, "character")
-        made = options.dataset in ("digits", "synthetic")
-        rate = DIGITS_RATE if made else 16000
         channels = (16, 16) if options.model == "branchformer" else (options.d_model,) * 3
-        return {"tokens": unit, "sampling_rate": rate, "channels": channels}
+        return {**self.data.defaults(options), "channels": channels}
 
     def finish(self, options: argparse.Namespace) -> None:
         check_heads(options)

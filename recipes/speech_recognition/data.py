@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recipes.common.command.parsing import UsageError
+from recipes.common.command.parsing import UsageError, at_least
 from recipes.common.data.sources import load_tfds
 from recipes.common.storage import atomically, write_json
 
@@ -26,6 +26,7 @@ BLANK, START, END, UNKNOWN = range(4)
 SPECIAL_NAMES = ("<blank>", "<start>", "<end>", "⁇")
 SPECIAL = len(SPECIAL_NAMES)
 UNITS = ("word", "character", "piece")
+DATA_FILES = "the folder of the data set"
 DATASETS = ("synthetic", "digits", "librispeech", "folder")
 HOP = 0.010  # seconds between frames of features
 SUBSAMPLING = 4  # frames of features to a frame of the encoder
@@ -166,6 +167,38 @@ class Problem:
                 if isinstance(one.samples, np.ndarray):
                     digest.update(one.samples.tobytes())
         return digest.hexdigest()[:16]
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Adds the options of the data and their tokens by `add`."""
+    add("--dataset", choices=DATASETS, default="synthetic", help="what is heard")
+    add("--data-dir", type=Path, help=DATA_FILES)
+    hours = "of LibriSpeech to train on"
+    add("--hours", type=int, choices=tuple(LIBRISPEECH), default=100, help=hours)
+    add("--tokens", choices=UNITS, help="of transcripts")
+    add("--pieces", type=at_least(8), default=5000, help="of --tokens piece")
+    add("--sampling-rate", type=at_least(2000), help="samples a second of the model")
+    add("--train-examples", type=at_least(8), default=1600, help="where data are made")
+    add("--data-seed", type=at_least(0), default=0, help="seed of data that are made")
+
+
+def refuse(options: argparse.Namespace) -> None:
+    """Raises `UsageError` for options of the data that do not fit together."""
+    if options.dataset in ("digits", "folder") and options.data_dir is None:
+        raise UsageError(f"--dataset {options.dataset} needs --data-dir, its folder")
+    if options.dataset == "librispeech" and options.sampling_rate not in (None, 16000):
+        raise UsageError("--sampling-rate: LibriSpeech has 16000 samples a second")
+    if options.dataset in ("synthetic", "digits") and options.sampling_rate is not None:
+        raise UsageError(f"--sampling-rate: --dataset {options.dataset} has {DIGITS_RATE}")
+    if options.dataset == "synthetic" and options.data_dir is not None:
+        raise UsageError("--data-dir: the data of --dataset synthetic are made, not read")
+
+
+def defaults(options: argparse.Namespace) -> dict[str, Any]:
+    """The tokens and the sampling rate of a data set."""
+    unit = {"digits": "word", "librispeech": "piece"}.get(options.dataset, "character")
+    made = options.dataset in ("digits", "synthetic")
+    return {"tokens": unit, "sampling_rate": DIGITS_RATE if made else 16000}
 
 
 def load(options: argparse.Namespace) -> Problem:

@@ -15,7 +15,6 @@ from keras import layers, ops
 
 from keras_graphattn.analysis import inspect_smoothing, plot_attention_maps, token_similarity
 from recipes.common.attentions import Trial
-from recipes.common.command.parsing import UsageError
 from recipes.common.output.plot import save
 from recipes.common.training.layers import named_seed
 from recipes.common.training.optimizers import Noam, with_rates
@@ -25,6 +24,7 @@ from recipes.speech_recognition.data import BLANK, END, HOP, START, SUBSAMPLING,
 from recipes.speech_recognition.decoder import TransformerDecoder
 from recipes.speech_recognition.encoders import encode
 from recipes.speech_recognition.features import LengthMask, SpecAugment, UtteranceNorm, log_mel
+from recipes.speech_recognition.language_model_training import read_language_model
 from recipes.speech_recognition.search import BeamSearch, error_rates, greedy_ctc
 
 Tensor = Any
@@ -242,28 +242,14 @@ def report(model: Recogniser, problem: Problem, options: argparse.Namespace) -> 
     return values
 
 
-def language_model_of(problem: Problem, options: argparse.Namespace) -> Any:
+def language_model_of(problem: Problem, options: argparse.Namespace) -> TransformerDecoder | None:
     """The decoder in the file of `--language-model`; `None` without it.
 
     Raises:
-        UsageError: If it cannot be loaded, or has another number of tokens.
+        UsageError: If it cannot be loaded, or has other tokens.
     """
     path = options.language_model
-    if path is None:
-        return None
-    try:
-        model = keras.saving.load_model(path, compile=False)
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"--language-model {path} cannot be loaded: {error}") from error
-    decoders = [layer for layer in model.layers if isinstance(layer, TransformerDecoder)]
-    size = problem.vocabulary.size
-    if not decoders or decoders[0].vocabulary != size:
-        had = decoders[0].vocabulary if decoders else "no decoder and so no"
-        raise UsageError(
-            f"--language-model {path} has {had} tokens; the transcripts have {size}. Train it with "
-            "the same --dataset, --tokens and --pieces"
-        )
-    return decoders[0]
+    return None if path is None else read_language_model(path, problem.vocabulary)
 
 
 def draw_attention(path: Path, model: keras.Model, problem: Problem) -> None:

@@ -2,6 +2,7 @@
 
 import doctest
 import itertools
+import json
 
 import keras
 import numpy as np
@@ -9,8 +10,12 @@ import pytest
 from keras import ops
 from scipy.special import log_softmax, logsumexp
 
+from recipes.common.command.parsing import UsageError
 from recipes.speech_recognition import decoder, search
+from recipes.speech_recognition.data import END, START, SYNTHETIC_WORDS, Vocabulary
 from recipes.speech_recognition.decoder import TransformerDecoder
+from recipes.speech_recognition.language_model import RECIPE
+from recipes.speech_recognition.language_model_training import SentenceBatches, read_language_model
 from recipes.speech_recognition.search import (
     BeamSearch,
     PrefixScores,
@@ -18,6 +23,7 @@ from recipes.speech_recognition.search import (
     greedy_ctc,
     log_product,
 )
+from recipes.speech_recognition.transcripts import Sentences
 from tests.numerics import to_numpy
 
 VOCABULARY, WIDTH, FRAMES = 7, 8, 6
@@ -199,7 +205,7 @@ def test_a_product_of_any_size_is_that_of_logarithms():
     np.testing.assert_allclose(log_product(a, b), expected, rtol=1e-12)
 
 
-START, END, LETTERS = 1, 2, (3, 4, 5, 6)
+LETTERS = (3, 4, 5, 6)
 
 
 class Uncached:
@@ -356,6 +362,68 @@ def test_error_rates_are_those_of_jiwer_s_own_examples():
     rates = error_rates(["i can spell", "i hope"], ["i kan cpell", "i hop"])
     assert rates.characters == pytest.approx(3 / 17)
     assert error_rates(["a b"], [""]) == (1.0, 1.0)
+
+
+def test_batches_of_sentences_count_each_token_and_end_once():
+    said = [[3, 4], [5], [], [6, 3, 4], [4]]
+    sentences = Sentences([np.array(one, "int32") for one in said])
+    batches = SentenceBatches(sentences, [2, 4], 2, seed=0)
+    found = []
+    for index in range(batches.num_batches):
+        inputs, targets, weights = batches[index]
+        assert inputs.shape == targets.shape == weights.shape
+        assert (inputs[:, 0] == START).all()
+        for row, target, counted in zip(inputs, targets, weights == 1, strict=True):
+            assert row[counted][1:].tolist() == target[counted][:-1].tolist()
+            if counted.any():
+                assert target[counted][-1] == END
+                found.append(target[counted][:-1].tolist())
+    assert sorted(found) == sorted(said)
+
+
+TINY = ["--train-examples", 8, "--layers", 1, "--d-model", 8, "--heads", 2, "--feed-forward", 8]
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_language_model_that_the_search_takes(tmp_path, capsys):
+    arguments = [*TINY, "--epochs", 2, "--warm-up", 1, "--verbose", 0]
+    (tmp_path / "text.txt").write_text("ai eo\n\nou  ai\n" * 4)
+    for name, more in (("transcripts", []), ("text", ["--text", tmp_path / "text.txt"])):
+        command = [*arguments, *more, "--output", tmp_path / name]
+        assert RECIPE.main([str(one) for one in command]) == 0
+        results = json.loads((tmp_path / name / "results.json").read_text())
+        (run,) = results["runs"]
+        assert run["test_perplexity"] == pytest.approx(np.exp(run["test_cross_entropy"]))
+    assert results["sentences"] == {"train": 8, "validation": 8, "test": 8}
+    assert results["tokens"]["train"] == 8 * (len("ai eo") + 1)  # with the ends
+    vocabulary = Vocabulary("character", [" ".join(SYNTHETIC_WORDS)], 0)
+    language_model = read_language_model(str(tmp_path / "text" / "model.keras"), vocabulary)
+    sizes = {"vocabulary": vocabulary.size, "num_layers": 1, "num_heads": 2}
+    recogniser = TransformerDecoder(**sizes, d_model=8, feed_forward=8)
+    found = BeamSearch(recogniser, start=START, end=END, language_model=language_model, beam=2)(
+        ENCODED, FRAME_MASK, frames_of(0, 2 * FRAMES, vocabulary.size).reshape(2, FRAMES, -1)
+    )
+    assert all(np.isfinite(one.score) for one in found)
+    other = Vocabulary("character", ["eo", "ia", "ux"], 0)
+    with pytest.raises(UsageError, match="other tokens than the recogniser"):
+        read_language_model(str(tmp_path / "text" / "model.keras"), other)
+
+
+def test_wrong_options_of_the_language_model_are_one_line(tmp_path, capsys):
+    (tmp_path / "empty.txt").write_text("\n")
+    for arguments, words in (
+        (["--text", "nowhere.txt"], "--text nowhere.txt is no file"),
+        (["--data-dir", "x"], "--data-dir: the data of --dataset synthetic are made"),
+        (["--heads", 3], "--d-model 64 cannot be shared out over --heads 3"),
+        (["--train-examples", 8, "--text", tmp_path / "empty.txt"], "holds no sentence"),
+    ):
+        arguments = [str(one) for one in arguments]
+        assert RECIPE.main([*arguments, "--output", str(tmp_path / "output")]) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
+    with pytest.raises(UsageError, match=r"nowhere\.keras is no file"):
+        read_language_model("nowhere.keras", None)
 
 
 @pytest.mark.parametrize("module", [decoder, search], ids=["decoder", "search"])
