@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from recipes.common.data.batches import Buckets, bucket_lengths, filled_weights
-from recipes.speech_recognition.data import BLANK, END, FASTEST, START, Split
+from recipes.speech_recognition.data import BLANK, END, START, Split
 
-SPEEDS = ((10, 9), (1, 1), (10, 11))  # up and down of the resampling: 0.9, 1 and 1.1 times as fast
+SPEEDS = ((1, 1), (10, 9), (10, 11))  # up and down of the resampling: 1, 0.9, 1.1 times as fast
 
 
 class Recordings(Buckets):
@@ -21,7 +21,7 @@ class Recordings(Buckets):
         lengths: Samples to pad to, one for each bucket.
         batch_size: Recordings of a batch.
         seed: Seed of the order and of the speeds; without one, no recording changes.
-        speeds: How many of the speeds 1, 0.9 and 1.1 there are, 1 or 3.
+        perturb: Whether to draw a speed of 0.9, 1 or 1.1 for each recording.
         batch_samples: Samples of a batch, padding counted, in place of `batch_size`.
     """
 
@@ -37,24 +37,34 @@ class Recordings(Buckets):
     ) -> None:
         self.perturb, self.batch_samples = perturb, batch_samples
         self.natural = split.lengths
+        counts, widths = split.labels, np.ones(len(lengths), int)
+        for speed in SPEEDS if perturb else SPEEDS[:1]:
+            bucket = np.searchsorted(lengths, self._lengths_at(*speed))
+            np.maximum.at(widths, bucket, counts + 1)
+        # each larger than the one before: on TensorFlow, Keras takes a size that is equal in the
+        # first two batches for constant
+        steps = np.arange(len(lengths))
+        self.widths = (np.maximum.accumulate(widths - steps) + steps).tolist()
         super().__init__(split, lengths, batch_size, seed)
+
+    def _lengths_at(self, up: Any, down: Any) -> np.ndarray:
+        return -(-self.natural * up // down)  # as `resample_poly` makes them
 
     def start_epoch(self, epoch: int) -> None:
         """Draws the speeds of an epoch, and orders its batches."""
+        self.current = self.natural
         if self.perturb:
             random = np.random.default_rng([self.seed or 0, epoch, 1])
             self.speeds = random.integers(0, len(SPEEDS), len(self.natural))
-            up, down = np.array(SPEEDS)[self.speeds].T
-            self.current = -(-self.natural * up // down)  # as `resample_poly` makes them
+            self.current = self._lengths_at(*np.array(SPEEDS)[self.speeds].T)
             self.bucket = np.searchsorted(self.lengths, self.current)
-        else:
-            self.current = self.natural
-        counts = self.split.labels
-        self.transcripts = [
-            int(counts[self.bucket == number].max(initial=1)) + 1
-            for number in range(len(self.lengths))
-        ]
         super().start_epoch(epoch)
+        # the first two are the shortest and the longest, so that all that may differ does
+        lengths = [length for length, _ in self.batches]
+        for place, wanted in enumerate((min(lengths), max(lengths))[: len(lengths)]):
+            other = lengths.index(wanted, place)
+            for one in (lengths, self.batches):
+                one[place], one[other] = one[other], one[place]
 
     def rows(self, length: int) -> int:
         if self.batch_samples is None:
@@ -65,7 +75,7 @@ class Recordings(Buckets):
         length, chosen = self.batches[index]
         rows = self.rows(length)
         weights = filled_weights(len(chosen), rows)
-        width = self.transcripts[self.lengths.index(length)]
+        width = self.widths[self.lengths.index(length)]
         samples = np.zeros((rows, length), "float32")
         tokens = np.full((rows, width), BLANK, "int32")
         labels = np.full((rows, width), BLANK, "int32")
@@ -93,6 +103,3 @@ def lengths_of(split: Split, others: list[Split], perturb: bool, count: int) -> 
     slowest = 10 / 9 if perturb else 1.0
     longest = max(int(np.ceil(split.lengths.max() * slowest)), *(x.lengths.max() for x in others))
     return bucket_lengths(split.lengths * slowest, int(longest), count)
-
-
-__all__ = ["FASTEST", "Recordings", "lengths_of"]

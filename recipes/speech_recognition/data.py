@@ -287,7 +287,8 @@ def digits(options: argparse.Namespace) -> dict[str, list[Recording]]:
     place = place if place.is_dir() else options.data_dir
     found: dict[str, dict[int, list[np.ndarray]]] = {}
     for path in sorted(place.glob("[0-9]_*_*.wav")):
-        digit, speaker, _ = path.stem.split("_")
+        digit, _, name = path.stem.partition("_")
+        speaker = name.rpartition("_")[0]
         samples, rate = _read(path)
         samples = _at_rate(samples, rate, DIGITS_RATE)
         found.setdefault(speaker, {}).setdefault(int(digit), []).append(samples)
