@@ -54,11 +54,13 @@ PUBLISHED_TRAINING = {
 PUBLISHED_MODELS = {
     "transformer": {
         **{"epochs": 100, "warm_up": 25000, "weight_decay": 0.0, "time_masks": (2, 40)},
-        **{"layers": 12, "heads": 4, "feed_forward": 2048, "channels": (128, 256, 512)},
+        **{"layers": 12, "heads": 4, "feed_forward": 2048},
+        **{"channels": (128, 256, 512), "kernels": (3, 3, 1)},
     },
     "branchformer": {
         **{"epochs": 120, "warm_up": 30000, "weight_decay": 0.01, "time_masks": (10, 25)},
-        **{"layers": 18, "heads": 8, "feed_forward": 3072, "channels": (64, 32)},
+        **{"layers": 18, "heads": 8, "feed_forward": 3072},
+        **{"channels": (64, 32), "kernels": (3, 3)},
     },
 }
 # its word error rates in percent, (softmax, GFSA), on test-clean and test-other, by hours of data
@@ -97,6 +99,8 @@ class SpeechRecognition(Recipe):
         add("--published", action="store_true", help=published)
         channels = {"type": _numbers, "metavar": "N,N,..."}
         add("--channels", **channels, help="of the convolutions [d,d,d; branchformer: 16,16]")
+        kernels = "frames of the convolutions, odd numbers [7,7,7; branchformer: 3,3]"
+        add("--kernels", **channels, help=kernels)
         add("--decoder-layers", type=at_least(1), default=1, help="blocks of the decoder")
         add("--decoder-feed-forward", type=at_least(1), default=256, help="of the decoder")
         add("--mel-bins", type=at_least(8), default=80, help="features of a frame")
@@ -130,17 +134,23 @@ class SpeechRecognition(Recipe):
         self.data.refuse(options)
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
-        channels = (16, 16) if options.model == "branchformer" else (options.d_model,) * 3
-        return {**self.data.defaults(options), "channels": channels}
+        front = {"channels": (options.d_model,) * 3, "kernels": (7, 7, 7)}
+        if options.model == "branchformer":
+            front = {"channels": (16, 16), "kernels": (3, 3)}
+        return {**self.data.defaults(options), **front}
 
     def finish(self, options: argparse.Namespace) -> None:
         check_heads(options)
         count = CONVOLUTIONS[options.model]
-        if len(options.channels) != count:
-            raise UsageError(
-                f"--channels must have {count} numbers for --model {options.model}. Received: "
-                f"{','.join(map(str, options.channels))}"
-            )
+        for name in ("channels", "kernels"):
+            given = getattr(options, name)
+            if len(given) != count or 0 in given:
+                raise UsageError(
+                    f"--{name} must have {count} numbers for --model {options.model}, each at "
+                    f"least 1. Received: {','.join(map(str, given))}"
+                )
+        if not all(kernel % 2 for kernel in options.kernels):
+            raise UsageError(f"--kernels must be odd. Received: {options.kernels}")
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         order = 3 if options.model == "branchformer" else 2

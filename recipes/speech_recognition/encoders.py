@@ -11,7 +11,7 @@ arXiv 2312.04234.
 
 import argparse
 import pkgutil
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 from keras import layers, ops
@@ -26,18 +26,7 @@ from recipes.speech_recognition.features import PACKAGE
 Tensor = Any
 
 
-class FrontEnd(NamedTuple):
-    """The convolutions of an encoder: over time, or over time and frequency."""
-
-    kernels: tuple[int, ...]
-    strides: tuple[int, ...]
-    over_frequency: bool
-
-
-FRONT_ENDS = {
-    "transformer": FrontEnd((3, 3, 1), (2, 2, 1), False),
-    "branchformer": FrontEnd((3, 3), (2, 2), True),
-}
+STRIDES = {"transformer": (2, 2, 1), "branchformer": (2, 2)}  # of the convolutions
 KERNEL = 31  # of the depthwise convolution of a cgMLP
 
 
@@ -55,22 +44,23 @@ def encode(trial: Trial, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor
 
 
 def _front_end(features: Tensor, mask: Tensor, options: argparse.Namespace) -> tuple[Tensor, ...]:
-    own = FRONT_ENDS[options.model]
-    x = ops.expand_dims(features, -1) if own.over_frequency else features
-    sizes = zip(options.channels, own.kernels, own.strides, strict=True)
+    """Convolutions over time, or in a Branchformer over time and frequency; then a projection."""
+    over_frequency = options.model == "branchformer"
+    x = ops.expand_dims(features, -1) if over_frequency else features
+    sizes = zip(options.channels, options.kernels, STRIDES[options.model], strict=True)
     for number, (channels, kernel, stride) in enumerate(sizes, 1):
         real = ops.expand_dims(mask, -1)
-        x = ops.where(ops.expand_dims(real, -1) if own.over_frequency else real, x, 0.0)
+        x = ops.where(ops.expand_dims(real, -1) if over_frequency else real, x, 0.0)
         # "same" would begin at another frame for an odd number of them
         side = (kernel // 2, kernel // 2)
-        padding = (side, side) if own.over_frequency else side
-        pad = layers.ZeroPadding2D if own.over_frequency else layers.ZeroPadding1D
-        make = layers.Conv2D if own.over_frequency else layers.Conv1D
+        padding = (side, side) if over_frequency else side
+        pad = layers.ZeroPadding2D if over_frequency else layers.ZeroPadding1D
+        make = layers.Conv2D if over_frequency else layers.Conv1D
         x = make(channels, kernel, stride, name=f"convolution_{number}")(pad(padding)(x))
         x = layers.LayerNormalization(name=f"convolution_{number}_norm")(x)
         x = layers.Activation("leaky_relu", name=f"convolution_{number}_activation")(x)
         mask = mask[:, ::stride]
-    if own.over_frequency:
+    if over_frequency:
         x = layers.Reshape((-1, x.shape[2] * x.shape[3]), name="channels")(x)
     return layers.Dense(options.d_model, name="projection")(x), mask
 
@@ -115,13 +105,12 @@ def _gated(trial: Trial, tokens: Tensor, mask: Tensor, name: str) -> Tensor:
     first, second = ops.split(hidden, 2, axis=-1)
     second = layers.LayerNormalization(name=f"{name}_gate_norm")(second)
     second = ops.where(ops.expand_dims(mask, -1), second, 0.0)
-    near_zero = keras.initializers.RandomNormal(stddev=1e-3)
-    second = layers.DepthwiseConv1D(
+    convolution = layers.DepthwiseConv1D(
         *(KERNEL, 1, "same"),
-        depthwise_initializer=near_zero,
-        bias_initializer="ones",  # a block starts as an MLP without a gate
+        bias_initializer="ones",  # the gates start around 1
         name=f"{name}_convolution",
-    )(second)
+    )
+    second = convolution(second)
     gated = dropout(options.dropout, trial.seed, f"{name}_gate_dropout")(first * second)
     return layers.Dense(options.d_model, name=f"{name}_output")(gated)
 
