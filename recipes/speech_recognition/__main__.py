@@ -44,7 +44,7 @@ PUBLISHED_TRAINING = {
     "decoder_feed_forward": 2048,
     "dropout": 0.1,
     "time_warp": 5,
-    "frequency_masks": (2, 30),
+    "frequency_masks": [2, 30],
     "speeds": True,
     "beam": 66,
     "ctc_weight": 0.4,
@@ -53,14 +53,14 @@ PUBLISHED_TRAINING = {
 }
 PUBLISHED_MODELS = {
     "transformer": {
-        **{"epochs": 100, "warm_up": 25000, "weight_decay": 0.0, "time_masks": (2, 40)},
+        **{"epochs": 100, "warm_up": 25000, "weight_decay": 0.0, "time_masks": [2, 40]},
         **{"layers": 12, "heads": 4, "feed_forward": 2048},
-        **{"channels": (128, 256, 512), "kernels": (3, 3, 1)},
+        **{"channels": [128, 256, 512], "kernels": [3, 3, 1]},
     },
     "branchformer": {
-        **{"epochs": 120, "warm_up": 30000, "weight_decay": 0.01, "time_masks": (10, 25)},
+        **{"epochs": 120, "warm_up": 30000, "weight_decay": 0.01, "time_masks": [10, 25]},
         **{"layers": 18, "heads": 8, "feed_forward": 3072},
-        **{"channels": (64, 32), "kernels": (3, 3)},
+        **{"channels": [64, 32], "kernels": [3, 3]},
     },
 }
 # its word error rates in percent, (softmax, GFSA), on test-clean and test-other, by hours of data
@@ -106,8 +106,8 @@ class SpeechRecognition(Recipe):
         add("--mel-bins", type=at_least(8), default=80, help="features of a frame")
         add("--time-warp", type=at_least(0), default=5, help="frames, in training")
         masks = {"type": _masks, "metavar": "COUNT,WIDEST"}
-        add("--frequency-masks", **masks, default=(2, 20), help="bands hidden in training")
-        add("--time-masks", **masks, default=(2, 20), help="stretches hidden in training")
+        add("--frequency-masks", **masks, default=[2, 20], help="bands hidden in training")
+        add("--time-masks", **masks, default=[2, 20], help="stretches hidden in training")
         speeds = "train at 0.9, 1 and 1.1 times the speed"
         add("--speeds", action=argparse.BooleanOptionalAction, default=True, help=speeds)
         add("--buckets", type=at_least(1), default=4, help="lengths to pad to")
@@ -134,9 +134,9 @@ class SpeechRecognition(Recipe):
         self.data.refuse(options)
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
-        front = {"channels": (options.d_model,) * 3, "kernels": (7, 7, 7)}
+        front = {"channels": [options.d_model] * 3, "kernels": [7, 7, 7]}
         if options.model == "branchformer":
-            front = {"channels": (16, 16), "kernels": (3, 3)}
+            front = {"channels": [16, 16], "kernels": [3, 3]}
         return {**self.data.defaults(options), **front}
 
     def finish(self, options: argparse.Namespace) -> None:
@@ -225,13 +225,13 @@ def transcripts(runs: Sequence[Run]) -> list[dict[str, str]]:
     ]
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(text: str) -> list[int]:
     """An argument type: comma-separated whole numbers."""
     check = at_least(0)
-    return tuple(check(part) for part in text.split(","))
+    return [check(part) for part in text.split(",")]
 
 
-def _masks(text: str) -> tuple[int, ...]:
+def _masks(text: str) -> list[int]:
     """An argument type: how many masks, and the greatest width of each."""
     numbers = _numbers(text)
     if len(numbers) != 2:
