@@ -253,7 +253,7 @@ def encoder_frames(samples: Any, rate: int) -> Any:
 def synthetic(options: argparse.Namespace) -> dict[str, list[Recording]]:
     """Words of formant tones, not speech: vowels of two tones each, from made-up speakers."""
     random = np.random.default_rng(options.data_seed)
-    held_out = max(options.train_examples // 16, 8)
+    held_out = max(options.train_examples // 8, 8)
     sizes = {"train": options.train_examples, "validation": held_out, "test": held_out}
     return {
         part: [_synthetic_utterance(f"{part}-{number}", random) for number in range(size)]
@@ -281,7 +281,8 @@ def digits(options: argparse.Namespace) -> dict[str, list[Recording]]:
     """Sequences of 3 to 7 spoken digits of one speaker, joined with pauses, gains and noise.
 
     The speakers are in the order of their names: all but two to train, then one to validate and one
-    to test. The files are those of the Free Spoken Digit Dataset, `<digit>_<speaker>_<n>.wav`.
+    to test. Training also has each recording of its speakers alone. The files are those of the Free
+    Spoken Digit Dataset, `<digit>_<speaker>_<n>.wav`.
     """
     place = options.data_dir / "recordings"
     place = place if place.is_dir() else options.data_dir
@@ -298,28 +299,41 @@ def digits(options: argparse.Namespace) -> dict[str, list[Recording]]:
             f"--data-dir {options.data_dir} must have recordings <digit>_<speaker>_<n>.wav of at "
             f"least three speakers. Found: {len(speakers)}"
         )
-    held_out = max(options.train_examples // 16, 8)
+    held_out = max(options.train_examples // 8, 8)
     parts = {
         "train": (speakers[:-2], options.train_examples),
         "validation": (speakers[-2:-1], held_out),
         "test": (speakers[-1:], held_out),
     }
     random = np.random.default_rng(options.data_seed)
-    recordings = {}
-    for part, (names, count) in parts.items():
-        recordings[part] = [
-            _digits_of(f"{part}-{number}", found[names[number % len(names)]], random)
+    recordings = {
+        part: [
+            _sequence(f"{part}-{number}", found[names[number % len(names)]], random)
             for number in range(count)
         ]
+        for part, (names, count) in parts.items()
+    }
+    recordings["train"] += [
+        _joined(f"train-{speaker}-{digit}-{number}", [digit], [one], random)
+        for speaker in speakers[:-2]
+        for digit, takes in found[speaker].items()
+        for number, one in enumerate(takes)
+    ]
     return recordings
 
 
-def _digits_of(
+def _sequence(
     name: str, spoken: dict[int, list[np.ndarray]], random: np.random.Generator
 ) -> Recording:
-    said = random.choice(sorted(spoken), random.integers(3, 8))
+    said = random.choice(sorted(spoken), random.integers(3, 8)).tolist()
     chosen = [spoken[digit][random.integers(len(spoken[digit]))] for digit in said]
-    level = np.sqrt(np.mean(np.concatenate(chosen) ** 2))
+    return _joined(name, said, chosen, random)
+
+
+def _joined(
+    name: str, said: list[int], chosen: list[np.ndarray], random: np.random.Generator
+) -> Recording:
+    level = np.sqrt(np.mean(np.concatenate(chosen) ** 2)) + 1e-6
     pieces = [np.zeros(random.integers(400, 1600))]
     for one in chosen:
         pieces += [one * random.uniform(0.7, 1.4), np.zeros(random.integers(400, 2400))]

@@ -205,9 +205,10 @@ def test_digits_of_three_speakers_are_never_mixed(tmp_path):
     assert problem.digest() == again.digest()
     other = options_of(f"--dataset digits --data-dir {tmp_path} --data-seed 1")
     assert RECIPE.load(other).digest() != problem.digest()
-    assert [len(split) for split in problem.splits.values()] == [16, 8, 8]
-    for split in problem.splits.values():
-        for text in split.texts:
+    assert [len(split) for split in problem.splits.values()] == [16 + 20, 8, 8]
+    assert all(len(text.split()) == 1 for text in problem.train.texts[16:])
+    for split in (problem.validation, problem.test):
+        for text in [*split.texts, *problem.train.texts[:16]]:
             assert 3 <= len(text.split()) <= 7
             assert set(text.split()) <= set(data.DIGITS)
     (tmp_path / "few").mkdir()
