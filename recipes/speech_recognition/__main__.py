@@ -45,6 +45,7 @@ PUBLISHED_TRAINING = {
     "dropout": 0.1,
     "time_warp": 5,
     "frequency_masks": [2, 30],
+    "time_mask_share": 1.0,
     "speeds": True,
     "beam": 66,
     "ctc_weight": 0.4,
@@ -108,6 +109,9 @@ class SpeechRecognition(Recipe):
         masks = {"type": _masks, "metavar": "COUNT,WIDEST"}
         add("--frequency-masks", **masks, default=[2, 20], help="bands hidden in training")
         add("--time-masks", **masks, default=[2, 20], help="stretches hidden in training")
+        share = number_in(0.0, 1.01, open_low=True)
+        most = "of an utterance, that one of --time-masks may hide"
+        add("--time-mask-share", type=share, default=0.2, help=most)
         speeds = "train at 0.9, 1 and 1.1 times the speed"
         add("--speeds", action=argparse.BooleanOptionalAction, default=True, help=speeds)
         add("--buckets", type=at_least(1), default=4, help="lengths to pad to")
@@ -122,6 +126,8 @@ class SpeechRecognition(Recipe):
             "--language-model",
             help="a .keras file, of recipes.speech_recognition.language_model, for the search",
         )
+        served = "length of recordings that the SavedModel takes, where jax writes it"
+        add("--served-seconds", type=seconds, default=30.0, help=served)
         weight = number_in(0.0, math.inf)
         add("--language-model-weight", type=weight, default=0.6, help="in the search")
 

@@ -110,11 +110,12 @@ class SpecAugment(layers.Layer):
     A point of each utterance is drawn, at least `time_warp` frames from its ends, and moved by up
     to `time_warp` frames: the features before and after it are stretched or squeezed. Then
     `frequency_masks` bands of at most `frequency_bins` bins become 0, and `time_masks` stretches of
-    at most `time_frames` frames, each at a place of its own in each utterance.
+    at most `time_frames` frames, and at most `time_share` of the utterance, each at a place of its
+    own in each utterance.
 
     Source: Park et al., "SpecAugment: A Simple Data Augmentation Method for Automatic Speech
-    Recognition", arXiv 1904.08779, section 2. Ours: the warp is linear on both sides of the point,
-    as in ESPnet, not a spline of the image.
+    Recognition", arXiv 1904.08779, section 2, where `time_share` is p. Ours: the warp is linear on
+    both sides of the point, as in ESPnet, not a spline of the image.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class SpecAugment(layers.Layer):
         frequency_bins: int = 30,
         time_masks: int = 2,
         time_frames: int = 40,
+        time_share: float = 1.0,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -134,6 +136,7 @@ class SpecAugment(layers.Layer):
             "frequency_bins": frequency_bins,
             "time_masks": time_masks,
             "time_frames": time_frames,
+            "time_share": time_share,
         }
         self.seed = seed
         self.generator = keras.random.SeedGenerator(seed)
@@ -148,9 +151,10 @@ class SpecAugment(layers.Layer):
         batch, time, bins = ops.shape(features)
         everything = ops.full((batch,), float(features.shape[-1]))
         bands = (sizes["frequency_masks"], sizes["frequency_bins"])
-        hidden = self._stretches(bins, *bands, everything)[:, None, :]
+        hidden = self._stretches(bins, *bands, everything, everything)[:, None, :]
         times = (sizes["time_masks"], sizes["time_frames"])
-        hidden = ops.logical_or(hidden, self._stretches(time, *times, lengths)[:, :, None])
+        most = ops.floor(lengths * sizes["time_share"])
+        hidden = ops.logical_or(hidden, self._stretches(time, *times, lengths, most)[:, :, None])
         return ops.where(hidden, ops.cast(0.0, features.dtype), features)
 
     def _draw(self, *shape: Any) -> Tensor:
@@ -181,11 +185,16 @@ class SpecAugment(layers.Layer):
         taken = [ops.take(rows, first + one, axis=0) for one in (low, high)]
         return taken[0] * (1.0 - share) + taken[1] * share
 
-    def _stretches(self, size: Any, count: int, widest: int, lengths: Tensor) -> Tensor:
-        """Which of `size` places lie in one of `count` drawn stretches, (B, size)."""
+    def _stretches(
+        self, size: Any, count: int, widest: int, lengths: Tensor, most: Tensor
+    ) -> Tensor:
+        """Which of `size` places lie in one of `count` drawn stretches, (B, size).
+
+        A stretch lies in the first `lengths` places and has at most `most`, both (B,).
+        """
         draws = self._draw(ops.shape(lengths)[0], max(count, 1), 2)
         width = ops.floor(draws[..., 0] * (widest + 1.0))
-        width = ops.minimum(width, lengths[:, None])
+        width = ops.minimum(width, most[:, None])
         start = ops.floor(draws[..., 1] * (lengths[:, None] - width + 1.0))
         places = ops.cast(ops.arange(size, dtype="int32"), "float32")[None, None]
         start, end = start[..., None], (start + width)[..., None]

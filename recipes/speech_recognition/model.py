@@ -91,6 +91,7 @@ def build(trial: Trial) -> keras.Model:
         options.time_warp,
         *options.frequency_masks,
         *options.time_masks,
+        options.time_mask_share,
         seed=named_seed(trial.seed, "spec_augment"),
         dtype="float32",
         name="spec_augment",
@@ -195,13 +196,21 @@ def encoder_mask(model: keras.Model) -> Tensor:
 
 
 def served(model: keras.Model, options: argparse.Namespace) -> keras.Model:
-    """The model that is exported: from samples to the ids of greedy CTC, -1 where there is none."""
-    scores, mask = (tensor for tensor in listener(model).outputs)
+    """The model that is exported: from samples to the ids of greedy CTC, -1 where there is none.
+
+    Its recordings have any length, and `--served-seconds` where jax writes the SavedModel.
+    """
+    seconds = options.served_seconds if keras.backend.backend() == "jax" else None
+    size = None if seconds is None else round(seconds * options.sampling_rate)
+    inputs = {
+        "samples": keras.Input((size,), dtype="float32", name="samples"),
+        "num_samples": keras.Input((), dtype="int32", name="num_samples"),
+    }
+    scores, mask = listener(model)(inputs)
     likeliest = ops.argmax(scores, axis=-1)
     before = ops.pad(likeliest, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
     kept = ops.logical_and(mask, ops.logical_and(likeliest != before, likeliest != BLANK))
-    ids = ops.where(kept, likeliest, -1)
-    return keras.Model({name: model.input[name] for name in LISTENED}, ids, name="recogniser")
+    return keras.Model(inputs, ops.where(kept, likeliest, -1), name="recogniser")
 
 
 def report(model: Recogniser, problem: Problem, options: argparse.Namespace) -> dict[str, Any]:

@@ -135,6 +135,7 @@ def speech_recognition(folder, one_class):
         scipy.io.wavfile.write(folder / f"{digit}_{speaker}_0.wav", 8000, samples)
     sizes = "--layers 1 --d-model 4 --heads 2 --feed-forward 4 --decoder-feed-forward 4"
     sizes += " --channels 2,2,2 --mel-bins 8 --train-examples 8 --buckets 1 --beam 2 --warm-up 2"
+    sizes += " --served-seconds 1"
     return f"--dataset digits {sizes}"
 
 

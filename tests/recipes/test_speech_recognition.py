@@ -111,6 +111,8 @@ def test_masks_of_spec_augment_are_no_wider_than_asked_and_only_in_training():
     assert (times.min(), times.max()) == (0, 10)
     assert (bands.min(), bands.max()) == (0, 5)
     assert not hidden.all(axis=2)[:, 40:].any()  # padding needs no mask
+    half = features.SpecAugment(0, 0, 0, 1, 30, time_share=0.5, seed=1)
+    assert (to_numpy(half(x, mask, training=True)) == 0).all(axis=2).sum(axis=1).max() == 20
     for row in hidden:  # one stretch each
         assert (np.diff(np.flatnonzero(row.all(axis=1))) == 1).all()
 
