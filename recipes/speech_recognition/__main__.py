@@ -84,9 +84,9 @@ class SpeechRecognition(Recipe):
     attentions = ("softmax", "gfsa", "p_laplacian", "agf", "masked_kernel")
     by_default = ("softmax", "gfsa")
     results = "<dataset>-<model>"
-    training = {"epochs": 30, "batch_size": 16, "learning_rate": 2e-3, "warm_up": 300}
+    training = {"epochs": 20, "batch_size": 16, "learning_rate": 2e-3, "warm_up": 150}
     training |= {"weight_decay": 0.01}
-    sizes = {"layers": 3, "d_model": 64, "heads": 4, "feed_forward": 256, "dropout": 0.1}
+    sizes = {"layers": 2, "d_model": 64, "heads": 2, "feed_forward": 256, "dropout": 0.1}
     data_files = DATA_FILES
     packages = ("jiwer", "soundfile", "sentencepiece")
 

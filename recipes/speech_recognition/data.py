@@ -178,7 +178,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--tokens", choices=UNITS, help="of transcripts")
     add("--pieces", type=at_least(8), default=5000, help="of --tokens piece")
     add("--sampling-rate", type=at_least(2000), help="samples a second of the model")
-    add("--train-examples", type=at_least(8), default=1600, help="where data are made")
+    add("--train-examples", type=at_least(8), default=800, help="where data are made")
     add("--data-seed", type=at_least(0), default=0, help="seed of data that are made")
 
 
