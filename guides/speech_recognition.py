@@ -102,7 +102,7 @@ targets, 0, for the blank. Coefficients of filters learn at their own rate.
 model.compile(
     optimizer=with_coefficient_rates(keras.optimizers.Adam(3e-3)), loss=keras.losses.CTC()
 )
-history = model.fit(*train, batch_size=32, epochs=6, verbose=0)
+history = model.fit(*train, batch_size=32, epochs=14, verbose=0)
 print("loss by epoch:", [round(loss, 2) for loss in history.history["loss"]])
 
 """

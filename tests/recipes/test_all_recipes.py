@@ -36,13 +36,17 @@ OTHER = "torch" if BACKEND != "torch" else "jax"
 NAMES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/__main__.py"))
 HUB = ("causal_lm", "code_classification", "text_classification")
 NEEDS = {**dict.fromkeys(HUB, ("keras_hub",)), "speech_recognition": ("jiwer", "soundfile")}
+COMPILES_LONG = ("speech_recognition",)  # a search, an encoder of many parts
 RECIPES = [
     pytest.param(
         name,
-        marks=pytest.mark.skipif(
-            not all(map(importlib.util.find_spec, NEEDS.get(name, ()))),
-            reason=f"needs {' and '.join(NEEDS.get(name, ()))}",
-        ),
+        marks=[
+            pytest.mark.skipif(
+                not all(map(importlib.util.find_spec, NEEDS.get(name, ()))),
+                reason=f"needs {' and '.join(NEEDS.get(name, ()))}",
+            ),
+            *[pytest.mark.slow_on("jax", "tensorflow")] * (name in COMPILES_LONG),
+        ],
     )
     for name in NAMES
 ]
@@ -389,7 +393,7 @@ WRONG = {
         ("--channels 4,4", ["--channels", "3 numbers", "4,4"]),
         ("--heads 3", ["--d-model 4", "--heads 3"]),
         ("--time-masks 2", ["--time-masks", "two whole numbers"]),
-        ("--language-model x.keras", ["--language-model x.keras cannot be loaded"]),
+        ("--language-model x.keras", ["--language-model x.keras is no file"]),
         ("--ctc-weight 1.5", ["--ctc-weight"]),
     ],
     "image_classification": [
