@@ -276,6 +276,7 @@ class Setting:
         return total + self.weights["ctc_weight"] * following[rows, tokens[:, -1]]
 
 
+@pytest.mark.slow_on("jax")  # which compiles each length
 def test_a_wide_beam_finds_the_best_of_all_transcripts():
     setting = Setting()
     every = {}
@@ -298,6 +299,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow_on("jax")  # which compiles each length
 @pytest.mark.parametrize("options", SETTINGS)
 def test_a_search_with_a_cache_is_the_one_without(options, monkeypatch):
     monkeypatch.setattr(search, "ROOM", 1)  # so that the cache grows
@@ -321,6 +323,7 @@ def token_by_token(setting):
     return tokens
 
 
+@pytest.mark.slow_on("jax")  # which compiles each length
 @pytest.mark.parametrize("options", SETTINGS)
 def test_a_search_is_never_worse_than_greedy_decoding(options):
     setting = Setting(**options)
@@ -331,6 +334,7 @@ def test_a_search_is_never_worse_than_greedy_decoding(options):
     assert found.score >= setting.scores([token_by_token(setting)])[0] - 1e-5
 
 
+@pytest.mark.slow_on("jax")  # which compiles each length
 def test_utterances_of_a_batch_do_not_change_each_other():
     one, other = Setting(0, count=3), Setting(1, count=6)
     one.frames[3:], one.encoded[:, 3:] = 7.0, 7.0  # padding
