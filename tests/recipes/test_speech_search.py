@@ -296,6 +296,7 @@ SETTINGS = [
     {"seed": 2, "ctc_weight": 0.0, "count": 3},
     {"seed": 3, "ctc_weight": 1.0, "count": 6, "temperature": 0.5},
     {"seed": 4, "count": 1},
+    {"count": 6, "ctc_weight": 0.8, "language_model": False},  # a beam alone loses the greedy one
 ]
 
 
