@@ -51,6 +51,7 @@ def uncached(decoder, tokens, encoded=ENCODED, mask=FRAME_MASK):
     return to_numpy(decoder(tokens, encoded, encoded_mask=mask))
 
 
+@pytest.mark.slow_on("jax")  # which compiles each length
 @pytest.mark.parametrize("encoded", [ENCODED, None], ids=["recogniser", "language model"])
 def test_cached_logits_are_those_of_the_call_also_after_reordering(encoded):
     decoder = make_decoder(encoded)
@@ -431,6 +432,7 @@ def test_wrong_options_of_the_language_model_are_one_line(tmp_path, capsys):
         read_language_model("nowhere.keras", None)
 
 
+@pytest.mark.slow_on("jax")  # which compiles each length
 @pytest.mark.parametrize("module", [decoder, search], ids=["decoder", "search"])
 def test_examples_of_docstrings(module):
     assert doctest.testmod(module, extraglobs={"keras": keras, "np": np}).failed == 0
