@@ -51,6 +51,7 @@ def uncached(decoder, tokens, encoded=ENCODED, mask=FRAME_MASK):
     return to_numpy(decoder(tokens, encoded, encoded_mask=mask))
 
 
+@pytest.mark.slow_on("jax")  # which compiles each length
 @pytest.mark.parametrize("encoded", [ENCODED, None], ids=["recogniser", "language model"])
 def test_cached_logits_are_those_of_the_call_also_after_reordering(encoded):
     decoder = make_decoder(encoded)
@@ -276,6 +277,7 @@ class Setting:
         return total + self.weights["ctc_weight"] * following[rows, tokens[:, -1]]
 
 
+@pytest.mark.slow_on("jax")  # which compiles each length
 def test_a_wide_beam_finds_the_best_of_all_transcripts():
     setting = Setting()
     every = {}
@@ -295,9 +297,11 @@ SETTINGS = [
     {"seed": 2, "ctc_weight": 0.0, "count": 3},
     {"seed": 3, "ctc_weight": 1.0, "count": 6, "temperature": 0.5},
     {"seed": 4, "count": 1},
+    {"count": 6, "ctc_weight": 0.8, "language_model": False},  # a beam alone loses the greedy one
 ]
 
 
+@pytest.mark.slow_on("jax")  # which compiles each length
 @pytest.mark.parametrize("options", SETTINGS)
 def test_a_search_with_a_cache_is_the_one_without(options, monkeypatch):
     monkeypatch.setattr(search, "ROOM", 1)  # so that the cache grows
@@ -321,6 +325,7 @@ def token_by_token(setting):
     return tokens
 
 
+@pytest.mark.slow_on("jax")  # which compiles each length
 @pytest.mark.parametrize("options", SETTINGS)
 def test_a_search_is_never_worse_than_greedy_decoding(options):
     setting = Setting(**options)
@@ -331,6 +336,7 @@ def test_a_search_is_never_worse_than_greedy_decoding(options):
     assert found.score >= setting.scores([token_by_token(setting)])[0] - 1e-5
 
 
+@pytest.mark.slow_on("jax")  # which compiles each length
 def test_utterances_of_a_batch_do_not_change_each_other():
     one, other = Setting(0, count=3), Setting(1, count=6)
     one.frames[3:], one.encoded[:, 3:] = 7.0, 7.0  # padding
@@ -426,6 +432,7 @@ def test_wrong_options_of_the_language_model_are_one_line(tmp_path, capsys):
         read_language_model("nowhere.keras", None)
 
 
+@pytest.mark.slow_on("jax")  # which compiles each length
 @pytest.mark.parametrize("module", [decoder, search], ids=["decoder", "search"])
 def test_examples_of_docstrings(module):
     assert doctest.testmod(module, extraglobs={"keras": keras, "np": np}).failed == 0
