@@ -7,7 +7,7 @@ import numpy as np
 from recipes.common.data.batches import Buckets, bucket_lengths, filled_weights
 from recipes.speech_recognition.data import BLANK, END, START, Split
 
-SPEEDS = ((1, 1), (10, 9), (10, 11))  # up and down of the resampling: 1, 0.9, 1.1 times as fast
+SPEEDS = ((10, 9), (1, 1), (10, 11))  # up and down of the resampling: 0.9, 1, 1.1 times as fast
 
 
 class Recordings(Buckets):
@@ -36,28 +36,23 @@ class Recordings(Buckets):
         batch_samples: int | None = None,
     ) -> None:
         self.perturb, self.batch_samples = perturb, batch_samples
-        self.natural = split.lengths
-        counts, widths = split.labels, np.ones(len(lengths), int)
-        for speed in SPEEDS if perturb else SPEEDS[:1]:
-            bucket = np.searchsorted(lengths, self._lengths_at(*speed))
-            np.maximum.at(widths, bucket, counts + 1)
+        # at the slowest speed, so that a recording stays in its bucket: Keras takes the number of
+        # batches of the first epoch for that of all
+        self.slowest = _at_speed(split.lengths, *SPEEDS[0]) if perturb else split.lengths
+        widths = np.ones(len(lengths), int)
+        np.maximum.at(widths, np.searchsorted(lengths, self.slowest), split.labels + 1)
         # each larger than the one before: on TensorFlow, Keras takes a size that is equal in the
         # first two batches for constant
         steps = np.arange(len(lengths))
         self.widths = (np.maximum.accumulate(widths - steps) + steps).tolist()
         super().__init__(split, lengths, batch_size, seed)
 
-    def _lengths_at(self, up: Any, down: Any) -> np.ndarray:
-        return -(-self.natural * up // down)  # as `resample_poly` makes them
-
     def start_epoch(self, epoch: int) -> None:
         """Draws the speeds of an epoch, and orders its batches."""
-        self.current = self.natural
         if self.perturb:
             random = np.random.default_rng([self.seed or 0, epoch, 1])
-            self.speeds = random.integers(0, len(SPEEDS), len(self.natural))
-            self.current = self._lengths_at(*np.array(SPEEDS)[self.speeds].T)
-            self.bucket = np.searchsorted(self.lengths, self.current)
+            self.speeds = random.integers(0, len(SPEEDS), len(self.slowest))
+        self.bucket = np.searchsorted(self.lengths, self.slowest)
         super().start_epoch(epoch)
         # the first two are the shortest and the longest, so that all that may differ does
         lengths = [length for length, _ in self.batches]
@@ -98,8 +93,13 @@ class Recordings(Buckets):
         return samples
 
 
+def _at_speed(lengths: np.ndarray, up: int, down: int) -> np.ndarray:
+    """Samples that `resample_poly` makes of recordings, (N,)."""
+    return -(-lengths * up // down)
+
+
 def lengths_of(split: Split, others: list[Split], perturb: bool, count: int) -> list[int]:
     """Samples to pad to: up to `count` for the recordings of `split`, and the longest of all."""
-    slowest = 10 / 9 if perturb else 1.0
-    longest = max(int(np.ceil(split.lengths.max() * slowest)), *(x.lengths.max() for x in others))
-    return bucket_lengths(split.lengths * slowest, int(longest), count)
+    slowest = _at_speed(split.lengths, *SPEEDS[0]) if perturb else split.lengths
+    longest = max(slowest.max(), *(other.lengths.max() for other in others))
+    return bucket_lengths(slowest, int(longest), count)
