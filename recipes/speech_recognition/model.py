@@ -264,7 +264,8 @@ def language_model_of(problem: Problem, options: argparse.Namespace) -> Transfor
 def draw_attention(path: Path, model: keras.Model, problem: Problem) -> None:
     """Draws the matrices of the last layer's first head in the first test recording, if any."""
     tensors, _, _ = Recordings(problem.test, [int(problem.test.lengths.max())], 1)[0]
-    report = inspect_smoothing(model, tensors, max_sequences=1)
+    inputs = {name: tensors[name] for name in LISTENED}  # of the encoder: no layer of the decoder
+    report = inspect_smoothing(listener(model), inputs, max_sequences=1)
     with suppress(ValueError):  # no layer has a matrix
         save(plot_attention_maps(report, -1), path)
 
