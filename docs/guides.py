@@ -24,7 +24,7 @@ from keras_graphattn.version import INSTALL_FROM_GITHUB
 # The order of reading: what all need, then the kinds of data, then the parts, then use
 ORDER = (
     *("first_steps", "which_attention", "long_sequences", "images", "graphs", "decoders"),
-    *("smoothing", "filters", "masked_attention", "masks", "your_own"),
+    *("smoothing", "filters", "masked_attention", "masks", "speech_recognition", "your_own"),
     *("distribution", "torch_processes", "serving"),
 )
 # What a guide imports that the package does not need, and the extra that brings it

@@ -16,7 +16,8 @@ FAST = {
     "tensorflow": ("serving",),
 }
 # in `make test-slow` only
-LONG = ("decoders", "graphs", "images", "masks", "smoothing", "torch_processes")
+LONG = ("decoders", "graphs", "images", "masks", "smoothing", "speech_recognition")
+LONG += ("torch_processes",)
 
 
 def test_the_fast_suites_run_each_guide_once_but_the_long_ones():

@@ -1,6 +1,7 @@
 """What every recipe answers alike: to wrong options and folders, one class, a second start."""
 
 import importlib.util
+import itertools
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
+import scipy.io.wavfile
 
 from keras_graphattn import filters
 from keras_graphattn.version import INSTALL_EXTRA
@@ -33,12 +35,18 @@ from tests.recipes.models import recipe_of
 OTHER = "torch" if BACKEND != "torch" else "jax"
 NAMES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/__main__.py"))
 HUB = ("causal_lm", "code_classification", "text_classification")
+NEEDS = {**dict.fromkeys(HUB, ("keras_hub",)), "speech_recognition": ("jiwer", "soundfile")}
+COMPILES_LONG = ("speech_recognition",)  # a search, an encoder of many parts
 RECIPES = [
     pytest.param(
         name,
-        marks=pytest.mark.skipif(
-            name in HUB and importlib.util.find_spec("keras_hub") is None, reason="needs keras-hub"
-        ),
+        marks=[
+            pytest.mark.skipif(
+                not all(map(importlib.util.find_spec, NEEDS.get(name, ()))),
+                reason=f"needs {' and '.join(NEEDS.get(name, ()))}",
+            ),
+            *[pytest.mark.slow_on("jax", "tensorflow")] * (name in COMPILES_LONG),
+        ],
     )
     for name in NAMES
 ]
@@ -124,11 +132,22 @@ def image_classification(folder, one_class):
     return f"--dataset folder {sizes} --warm-up-epochs 0"
 
 
+def speech_recognition(folder, one_class):
+    random = np.random.default_rng(0)
+    for speaker, digit in itertools.product("abc", range(10)):
+        samples = random.integers(-9000, 9000, 1600).astype("int16")
+        scipy.io.wavfile.write(folder / f"{digit}_{speaker}_0.wav", 8000, samples)
+    sizes = "--layers 1 --d-model 4 --heads 2 --feed-forward 4 --decoder-feed-forward 4"
+    sizes += " --channels 2,2,2 --mel-bins 8 --train-examples 8 --buckets 1 --beam 2 --warm-up 2"
+    sizes += " --served-seconds 1"
+    return f"--dataset digits {sizes}"
+
+
 MADE = ("motif_detection", "graph_regression")  # their data are made, not read
 MAKERS = (
     *(motif_detection, graph_classification, node_classification, graph_regression),
     *(time_series, text_classification, code_classification, long_range_arena),
-    *(causal_lm, image_classification),
+    *(causal_lm, image_classification, speech_recognition),
 )
 DATA = {make.__name__: make for make in MAKERS}
 
@@ -228,6 +247,7 @@ FROM_FILES = {
     "image_classification": ["--dataset", "folder"],
     "long_range_arena": ["--task", "retrieval"],
     "node_classification": ["--dataset", "made"],
+    "speech_recognition": ["--dataset", "digits"],
     "text_classification": [],
     "time_series": [],
 }
@@ -237,12 +257,19 @@ def data_options(name, folder="x"):
     return [*FROM_FILES[name], "--data-dir", str(folder)] if name in FROM_FILES else []
 
 
+# Files of recipes whose model has more parts than fit in one.
+MORE = {"code_classification": {"case_study.py", "encoder_decoders.py"}}
+MORE |= {"speech_recognition": {"batches.py", "decoder.py", "encoders.py", "features.py"}}
+MORE["speech_recognition"] |= {"language_model.py", "language_model_training.py", "search.py"}
+MORE["speech_recognition"].add("transcripts.py")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_is_a_program_of_the_same_outline(name):
     assert name in DATA, f"make tiny data for {name}"
     folder = ROOT / "recipes" / name
     read = {path.name for path in folder.iterdir() if path.is_file()} - {"__init__.py"}
-    assert read == {"README.md", "__main__.py", "data.py", "model.py"}
+    assert read - MORE.get(name, set()) == {"README.md", "__main__.py", "data.py", "model.py"}
     assert recipe_of(name).name == name
     code = f"import sys, recipes.{name}.__main__; assert 'keras' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
@@ -359,6 +386,17 @@ WRONG = {
         ("--dataset karate", ["--data-dir", "no files"]),
         ("--batch-size 2", ["--batch-size", "one graph"]),
     ],
+    "speech_recognition": [
+        ("--dataset mozilla", ["--dataset", "digits"]),
+        ("--dataset synthetic", ["--data-dir", "made, not read"]),
+        ("--dataset folder", ["transcripts.csv"]),
+        ("--sampling-rate 16000", ["--sampling-rate", "8000"]),
+        ("--channels 4,4", ["--channels", "3 numbers", "4,4"]),
+        ("--heads 3", ["--d-model 4", "--heads 3"]),
+        ("--time-masks 2", ["--time-masks", "two whole numbers"]),
+        ("--language-model x.keras", ["--language-model x.keras is no file"]),
+        ("--ctc-weight 1.5", ["--ctc-weight"]),
+    ],
     "image_classification": [
         ("--dataset mnist", ["--dataset", "digits"]),
         ("--dataset digits", ["--data-dir", "scikit-learn"]),
@@ -396,6 +434,7 @@ def test_wrong_options_are_one_line(name, tmp_path, capsys):
         ("graph_regression", "--dataset zinc", ["zinc", "--data-dir", "train.pickle"]),
         ("node_classification", "--dataset cora", ["cora", "--data-dir"]),
         ("image_classification", "--dataset folder", ["--data-dir", "sub-folder"]),
+        ("speech_recognition", "--dataset digits", ["--dataset digits", "--data-dir"]),
         ("image_classification", "--model swin --attention softmax", ["multiple of 32"]),
         (
             "image_classification",

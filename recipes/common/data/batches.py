@@ -173,10 +173,8 @@ class Buckets(keras.utils.PyDataset):
             members = np.flatnonzero(self.bucket == number)
             if random is not None:
                 members = random.permutation(members)
-            batches += [
-                (length, members[at : at + self.batch_size])
-                for at in range(0, len(members), self.batch_size)
-            ]
+            rows = self.rows(length)
+            batches += [(length, members[at : at + rows]) for at in range(0, len(members), rows)]
         order = range(len(batches)) if random is None else random.permutation(len(batches))
         self.epoch, self.batches = epoch, [batches[index] for index in order]
         # on TensorFlow, Keras takes from the first two batches which sizes are constant
@@ -185,6 +183,10 @@ class Buckets(keras.utils.PyDataset):
         other = next(others, 0)
         if other:
             self.batches[1], self.batches[other] = self.batches[other], self.batches[1]
+
+    def rows(self, length: int) -> int:
+        """Rows of a batch that is padded to `length`."""
+        return self.batch_size
 
     @property
     def num_batches(self) -> int:
@@ -198,5 +200,5 @@ class Buckets(keras.utils.PyDataset):
 
     def padding_share(self) -> float:
         """The share of all tokens in the batches that is padding."""
-        total = sum(length for length, _ in self.batches) * self.batch_size
+        total = sum(length * self.rows(length) for length, _ in self.batches)
         return 1.0 - float(self.split.mean_lengths.sum()) / total

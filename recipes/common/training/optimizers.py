@@ -127,3 +127,26 @@ class WarmUpLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
     def get_config(self) -> dict[str, Any]:
         names = ("learning_rate", "warm_up", "steps")
         return {name: getattr(self, name) for name in names}
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
+class Noam(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate that rises linearly to its peak, then falls as 1 / sqrt(step).
+
+    Args:
+        learning_rate: The peak, a positive number.
+        warm_up: Steps until the peak is reached, at least 1.
+
+    Source: Vaswani et al., "Attention Is All You Need", arXiv 1706.03762, Eq. 3, with the peak in
+    place of the model's width.
+    """
+
+    def __init__(self, learning_rate: float, warm_up: int) -> None:
+        self.learning_rate, self.warm_up = learning_rate, warm_up
+
+    def __call__(self, step: Any) -> Any:
+        share = (ops.cast(step, "float32") + 1.0) / self.warm_up
+        return self.learning_rate * ops.minimum(share, ops.rsqrt(share))
+
+    def get_config(self) -> dict[str, Any]:
+        return {"learning_rate": self.learning_rate, "warm_up": self.warm_up}

@@ -1,0 +1,1 @@
+"""Speech recognition by Transformers and Branchformers with softmax or a graph filter."""
