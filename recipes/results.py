@@ -27,6 +27,11 @@ PICTURE = ROOT / "guides/images/results.png"
 PLAIN = "softmax"
 CHEAP = "node_classification/karate-short"
 CONFIDENCE = 0.95
+COSTS = {  # of the files, with the names of their columns
+    "seconds_per_epoch": "time of an epoch",
+    "inference_seconds_per_example": "time of inference",
+    "peak_memory_of_process": "memory",
+}
 LOWER_IS_BETTER = ("perplexity", "mean_absolute_error", "word_error_rate")
 
 # What the papers report, by file and attention; the source stands beside it.
@@ -51,6 +56,8 @@ runs left in `recipes/*/results`. Each recipe's page says more of its settings a
   In brackets the interval that has the true mean with 95 % probability, if the differences are
   normally distributed (Student's t). With three seeds such an interval is wide. An interval without
   0 is in bold.
+* *Time of an epoch*, *time of inference*, *memory*: medians over seeds, relative to softmax in the
+  same command, where a file has them. The memory is the largest of the process, with Keras.
 * *Published*: what the paper reports. Only runs with the protocol `published` repeat its settings.
 """
 
@@ -165,6 +172,20 @@ class Results:
         shared = sorted(own.keys() & plain.keys()) if attention != PLAIN else []
         return Difference.of([own[seed] - plain[seed] for seed in shared]) if shared else None
 
+    @property
+    def has_costs(self) -> bool:
+        """Whether each run has recorded what it took; files of older versions have not."""
+        return all("costs" in run for run in self.content["runs"])
+
+    def ratios(self, attention: str) -> Iterator[str]:
+        """Time of an epoch, time of inference and memory, relative to plain attention."""
+        for name in COSTS if self.has_costs else ():
+            own, plain = (
+                [run["costs"][name] for run in self.content["runs"] if run["attention"] == one]
+                for one in (attention, PLAIN)
+            )
+            yield f"{statistics.median(own) / statistics.median(plain):.2f}" if plain else ""
+
     def rows(self) -> Iterator[tuple[str, ...]]:
         """The cells of each attention."""
         source, published = PUBLISHED.get(self.name, ("", {}))
@@ -179,14 +200,16 @@ class Results:
                 str(self.difference(row["attention"]) or ""),
                 "" if reported is None else f"{reported:.3f} ({source})",
                 f"{row['parameters']:,}",
+                *self.ratios(row["attention"]),
             )
 
     def section(self) -> str:
         """The part of the page."""
         metric = self.metric.replace("_", " ")
         metric += " (lower is better)" if self.metric in LOWER_IS_BETTER else ""
-        heads = "attention", "seeds", metric, "difference to softmax", "published", "parameters"
-        table = [heads, ("---",) * len(heads), *self.rows()]
+        heads = ["attention", "seeds", metric, "difference to softmax", "published", "parameters"]
+        heads += COSTS.values() if self.has_costs else ()
+        table = [heads, ["---"] * len(heads), *self.rows()]
         lines = [f"| {' | '.join(cells)} |" for cells in table]
         file = f"../../recipes/{self.path.parts[-3]}/results/{self.path.name}"
         facts = f"Protocol: {self.protocol}. Backend: {self.content['backend']}."
