@@ -88,6 +88,7 @@ _ALL = (
     Attention("forgetting", "forgetting", "#7570b3", "recipes.common.training.layers:forgetting"),
     Attention("gated_delta_rule", "delta rule", "#e7298a", "keras_graphattn.layers:GatedDeltaRule"),
     Attention("gcn", "GCN", "#56b4e9", "recipes.common.training.graphs:gcn"),
+    Attention("sgc", "SGC", "#8c6bb1", "recipes.common.training.graphs:sgc"),
     Attention("gat", "GAT", "#b8860b", "recipes.common.training.graphs:gat"),
     Attention(
         *("edges", "edges", "#2f4f4f", "recipes.common.training.graphs:edges"),

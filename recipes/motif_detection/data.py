@@ -7,7 +7,12 @@ without a long cycle, two random leaves are joined whose distance is at most hal
 numbers of nodes and edges do not distinguish the classes, and in trees degrees do not either. The
 only feature of a node is its degree, as a one-hot row.
 
-Source: Choromanski et al., arXiv 2107.07999, Section 5.2; the sizes are ours.
+With `--published`, graphs are those of the paper. The motif has 9 or 10 nodes; each pair of a node
+of the Erdos-Renyi graph and one of the motif is joined with a small probability, and at least one
+pair is. Without the motif, a random graph with as many nodes and edges stands in its place. The
+features of a node are the five largest degrees of its neighbours.
+
+Source: Choromanski et al., arXiv 2107.07999, Section 5.2; without `--published` the sizes are ours.
 """
 
 import argparse
@@ -22,6 +27,8 @@ from recipes.common.data.graphs import GraphProblem
 NODES, MOTIF_NODES, JOINS = 100, 20, 30
 EDGE_PROBABILITY = 0.05
 LARGEST_DEGREE = 12  # larger ones count as this
+PUBLISHED_JOIN = 0.004  # the probability of an edge between the two graphs
+LARGEST_DEGREES = 5  # of neighbours, as features
 
 Edges = list[tuple[int, int]]
 
@@ -35,21 +42,28 @@ def load(options: argparse.Namespace) -> GraphProblem:
             f"either class; they are {sizes[0]} and {sizes[1]}"
         )
     splits = (
-        generate(options.task, size, [options.data_seed, number])
+        generate(options.task, size, [options.data_seed, number], options.published)
         for number, size in enumerate(sizes)
     )
     has = "long cycle" if options.task == "induced_cycle" else options.task
     return GraphProblem(options.task, [f"no {has}", has], *splits)
 
 
-def generate(task: str, count: int, seed: int | list[int]) -> list[Graph]:
+def generate(task: str, count: int, seed: int | list[int], published: bool = False) -> list[Graph]:
     """Makes graphs of a task from a seed; graphs with odd numbers have the motif.
 
-    The number of graphs is even: each pair has as many nodes and edges.
+    The number of graphs is even: each pair has as many nodes and, but for published ones, as many
+    edges.
     """
     random = np.random.default_rng(seed)
     graphs = []
     for _ in range(count // 2):
+        if published:
+            graphs += [
+                _graph_of_neighbours(random, edges, nodes, label)
+                for label, (edges, nodes) in enumerate(published_pair(random, task))
+            ]
+            continue
         if task == "induced_cycle":
             without, with_motif, nodes = cycles_in_tree(random, NODES // 2)
         else:
@@ -67,6 +81,22 @@ def planted(random: np.random.Generator, motif: Edges) -> Edges:
     joins = random.choice(NODES * MOTIF_NODES, JOINS, replace=False)
     joined = [(int(j // MOTIF_NODES), int(NODES + j % MOTIF_NODES)) for j in joins]
     return [*map(tuple, drawn.tolist()), *((u + NODES, v + NODES) for u, v in motif), *joined]
+
+
+def published_pair(random: np.random.Generator, task: str) -> list[tuple[Edges, int]]:
+    """A graph without the motif and one with it, on one Erdos-Renyi graph; and their sizes."""
+    motif, probability = PUBLISHED_MOTIFS[task]
+    size = 1 + max(map(max, motif))
+    pairs = np.stack(np.triu_indices(NODES, 1), axis=1)
+    base = [*map(tuple, pairs[random.random(len(pairs)) < probability].tolist())]
+    graphs = []
+    for added in (uniform_edges(random, size, len(motif)), motif):
+        joins = np.flatnonzero(random.random(NODES * size) < PUBLISHED_JOIN)
+        if not len(joins):
+            joins = random.integers(NODES * size, size=1)
+        joined = [(int(j // size), int(NODES + j % size)) for j in joins]
+        graphs.append(([*base, *((u + NODES, v + NODES) for u, v in added), *joined], NODES + size))
+    return graphs
 
 
 def uniform_edges(random: np.random.Generator, nodes: int, count: int) -> Edges:
@@ -96,29 +126,47 @@ def cycles_in_tree(random: np.random.Generator, nodes: int) -> tuple[Edges, Edge
             return [*tree, short], [*tree, long], nodes
 
 
-def grid(rows: int) -> Edges:
+def circle(nodes: int) -> Edges:
+    """A cycle."""
+    return [(i, (i + 1) % nodes) for i in range(nodes)]
+
+
+def grid(rows: int, columns: int) -> Edges:
     """A grid, row by row."""
-    columns = MOTIF_NODES // rows
-    right = [(i, i + 1) for i in range(MOTIF_NODES) if (i + 1) % columns]
-    return right + [(i, i + columns) for i in range(MOTIF_NODES - columns)]
+    nodes = rows * columns
+    right = [(i, i + 1) for i in range(nodes) if (i + 1) % columns]
+    return right + [(i, i + columns) for i in range(nodes - columns)]
 
 
-def caveman(size: int = 5) -> Edges:
+def circular_ladder(columns: int) -> Edges:
+    """Two cycles, joined node by node."""
+    return [*grid(2, columns), (columns - 1, 0), (2 * columns - 1, columns)]
+
+
+def caveman(cliques: int, size: int) -> Edges:
     """Cliques in a ring: each replaces one of its edges by an edge to the clique before."""
     edges = []
-    for first in range(0, MOTIF_NODES, size):
+    for first in range(0, cliques * size, size):
         inside = [(first + i, first + j) for i in range(size) for j in range(i + 1, size)]
         inside.remove((first, first + 1))
-        edges += [*inside, (first, (first - 1) % MOTIF_NODES)]
+        edges += [*inside, (first, (first - 1) % (cliques * size))]
     return edges
 
 
 MOTIFS = {
-    "caveman": caveman(),
-    "circle": [(i, (i + 1) % MOTIF_NODES) for i in range(MOTIF_NODES)],
-    "grid": grid(4),
-    "ladder": grid(2),
-    "circular_ladder": [*grid(2), (MOTIF_NODES // 2 - 1, 0), (MOTIF_NODES - 1, MOTIF_NODES // 2)],
+    "caveman": caveman(4, 5),
+    "circle": circle(MOTIF_NODES),
+    "grid": grid(4, 5),
+    "ladder": grid(2, 10),
+    "circular_ladder": circular_ladder(10),
+}
+# Those of the paper, each with the probability of an edge in the Erdos-Renyi graph.
+PUBLISHED_MOTIFS = {
+    "caveman": (caveman(3, 3), 0.027),
+    "circle": (circle(10), 0.018),
+    "grid": (grid(3, 3), 0.0267),
+    "ladder": (grid(2, 5), 0.026),
+    "circular_ladder": (circular_ladder(5), 0.03),
 }
 TASKS = (*MOTIFS, "induced_cycle")
 
@@ -128,3 +176,18 @@ def _graph(random: np.random.Generator, edges: Edges, nodes: int, label: int) ->
     numbered = random.permutation(nodes)[np.array(edges)]
     degrees = np.minimum(np.bincount(numbered.ravel(), minlength=nodes), LARGEST_DEGREE)
     return Graph(numbered, node_features=np.eye(LARGEST_DEGREE + 1)[degrees], label=label)
+
+
+def _graph_of_neighbours(
+    random: np.random.Generator, edges: Edges, nodes: int, label: int
+) -> Graph:
+    """The graph with its nodes in a random order, and the largest degrees of their neighbours."""
+    numbered = random.permutation(nodes)[np.array(edges)]
+    degrees = np.bincount(numbered.ravel(), minlength=nodes)
+    features = np.zeros((nodes, LARGEST_DEGREES))
+    for node in range(nodes):
+        is_end = numbered == node
+        neighbours = numbered[is_end[:, ::-1]]
+        largest = np.sort(degrees[neighbours])[::-1][:LARGEST_DEGREES]
+        features[node, : len(largest)] = largest
+    return Graph(numbered, node_features=features, num_nodes=nodes, label=label)

@@ -11,7 +11,11 @@ import torch
 from keras_graphattn.filters import FirstOrder
 from keras_graphattn.graphs import Graph, GraphBatches
 from recipes.common.images.cait import TalkingHeadsAttention
-from recipes.common.training.graph_layers import GraphAttention, GraphConvolution
+from recipes.common.training.graph_layers import (
+    GraphAttention,
+    GraphConvolution,
+    SpectralGraphConvolution,
+)
 from recipes.common.training.layers import linear
 from tests.numerics import randomise, relative_rms, to_numpy
 from tests.recipes.formulas import assert_is_formula, in_heads, joined, talking_heads, weights_of
@@ -64,6 +68,19 @@ def gcn_formula(nodes, weights):
     return torch.stack(outputs)
 
 
+def sgc_formula(nodes, weights):
+    outputs = []
+    for x, edges in zip(nodes, GRAPH["edges"], strict=True):
+        matrix = with_loops(edges) - torch.eye(LENGTH, dtype=torch.float64)
+        scale = torch.diag(matrix.sum(dim=1).clamp(min=1e-9) ** -0.5)
+        laplacian = torch.eye(LENGTH, dtype=torch.float64) - scale @ matrix @ scale
+        scaled = laplacian - torch.eye(LENGTH, dtype=torch.float64)  # 2 L / 2 - I
+        terms = [x, scaled @ x, 2 * scaled @ scaled @ x - x, 4 * scaled @ scaled @ scaled @ x]
+        terms[3] = terms[3] - 3 * scaled @ x
+        outputs.append(torch.cat(terms, dim=1) @ weights["dense/kernel"] + weights["dense/bias"])
+    return torch.stack(outputs)
+
+
 def gat_formula(nodes, weights):
     outputs = []
     for x, edges in zip(nodes, GRAPH["edges"], strict=True):
@@ -91,6 +108,10 @@ FILTERS = {"softmax": None, "gfsa": ORDER}
 CASES = {
     "linear": Case(linear_model, linear_formula, [TOKENS]),
     "gcn": Case(lambda: GraphConvolution(WIDTH), gcn_formula, [GRAPH["nodes"]], (GRAPH["edges"],)),
+    "sgc": Case(
+        lambda: SpectralGraphConvolution(WIDTH, order=3),
+        *(sgc_formula, [GRAPH["nodes"]], (GRAPH["edges"],)),
+    ),
     "gat": Case(
         lambda: GraphAttention(HEADS, SIZE), gat_formula, [GRAPH["nodes"]], (GRAPH["edges"],)
     ),

@@ -50,6 +50,53 @@ def test_graphs_with_a_motif_have_it_and_the_others_match_them_in_size():
         assert len(without.edges) == len(with_motif.edges)
 
 
+PUBLISHED_NETWORKX = {
+    "circle": lambda: networkx.cycle_graph(10),
+    "grid": lambda: networkx.grid_2d_graph(3, 3),
+    "ladder": lambda: networkx.ladder_graph(5),
+    "circular_ladder": lambda: networkx.circular_ladder_graph(5),
+    "caveman": lambda: networkx.connected_caveman_graph(3, 3),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_NETWORKX)
+def test_published_graphs_are_those_of_the_paper(name):
+    motif, probability = data.PUBLISHED_MOTIFS[name]
+    theirs = PUBLISHED_NETWORKX[name]()
+    size = theirs.number_of_nodes()
+    assert networkx.is_isomorphic(networkx_of(Graph(motif, num_nodes=size)), theirs)
+    random, inside, joins = np.random.default_rng(0), [], []
+    for _ in range(40):
+        (without, nodes), (with_motif, same) = data.published_pair(random, name)
+        assert nodes == same == 100 + size
+        parts = [{}, {}]
+        for part, edges in zip(parts, (without, with_motif), strict=True):
+            ends = np.sort(np.array(edges), axis=1)
+            assert len(np.unique(ends, axis=0)) == len(ends)
+            count = (ends >= 100).sum(axis=1)
+            part |= {number: ends[count == number] for number in range(3)}
+            assert len(part[1]) >= 1
+            joins.append(len(part[1]))
+        assert sorted(map(tuple, parts[1][2] - 100)) == sorted(map(tuple, np.sort(motif, axis=1)))
+        assert len(parts[0][2]) == len(parts[1][2])  # as many edges in the place of the motif
+        np.testing.assert_array_equal(parts[0][0], parts[1][0])  # one base graph
+        inside.append(len(parts[0][0]))
+    pairs = 100 * 99 / 2
+    assert np.mean(inside) == pytest.approx(probability * pairs, rel=0.1)
+    assert np.mean(joins) == pytest.approx(0.004 * 100 * size, rel=0.25)
+
+
+def test_published_features_are_the_largest_degrees_of_neighbours():
+    graphs = data.generate("caveman", 4, 0, published=True)
+    assert labels_of(graphs).tolist() == [0, 1] * 2
+    for graph in graphs:
+        copy = networkx_of(graph)
+        for node in range(graph.num_nodes):
+            degrees = sorted((copy.degree[other] for other in copy[node]), reverse=True)[:5]
+            expected = [*degrees, *[0] * (5 - len(degrees))]
+            assert graph.node_features[node].tolist() == expected
+
+
 def test_trees_have_a_cycle_as_long_as_their_longest_path_or_a_short_one():
     graphs = data.generate("induced_cycle", 12, seed=3)
     for without, with_motif in zip(graphs[::2], graphs[1::2], strict=True):

@@ -122,7 +122,18 @@ def graph_regression_cases():
     yield published, OF_ZINC, {"gfsa": first_order(order=2)}, ["epochs 3 (published: 10000)"]
 
 
+def motif_detection_cases():
+    options = {"train_examples": 1536, "evaluation_examples": 512, "epochs": 500, "patience": 80}
+    options |= {"batch_size": 128, "learning_rate": 1e-3, "heads": 2, "last_heads": 2}
+    options |= {"key_dim": 9, "walks": 50, "walk_length": 4, "linear_head": True}
+    units = {"gcn": {"units": 32}, "sgc": {"units": 32}}
+    yield "--task grid --published", options, units, []
+    yield "--task grid --published --walks 9", {}, {}, ["walks 9 (published: 50)"]
+    yield "--task grid", {"linear_head": False}, {"gcn": {}}
+
+
 MAKERS = (
+    motif_detection_cases,
     *(time_series_cases, long_range_arena_cases, text_classification_cases),
     *(code_classification_cases, image_classification_cases, graph_regression_cases),
 )

@@ -37,11 +37,12 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "keras_graphattn"
 REMEDIES = ("scaled_high_frequency", "contra_norm")  # against tokens that become alike
 GRAPH_ATTENTIONS = (
     *("softmax", "gfsa", *REMEDIES),
-    *("gcn", "gat", "edges", "graph_kernel", "graph_masked_kernel"),
+    *("gcn", "sgc", "gat", "edges", "graph_kernel", "graph_masked_kernel"),
 )
 # Defaults of the options of all recipes on graphs, and of those that classify graphs.
 WALKS = {"walks": 20, "walk_length": 4, "data_seed": 0, "cache_dir": CACHE}
 CLASSIFIER = {"choose_by": "accuracy", "graph_size": False, "buckets": 4, "decay": False}
+CLASSIFIER |= {"last_heads": 1, "linear_head": False}
 
 
 class NamesIn:
@@ -118,6 +119,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "graph_size": {
         "action": "store_true",
         "help": "log(1 + n) of a graph of n nodes stands beside its pooled nodes",
+    },
+    "last_heads": {"type": at_least(1), "help": "heads of the last layer, of the same width"},
+    "linear_head": {
+        "action": "store_true",
+        "help": "classify the pooled nodes of the last layer only, by one dense layer",
     },
     "buckets": {"type": at_least(1), "help": "numbers of nodes to pad to"},
     "decay": {"action": "store_true", "help": "the learning rate falls linearly to 0"},

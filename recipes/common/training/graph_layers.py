@@ -1,4 +1,4 @@
-"""GCN and GAT as Keras layers on the edges of graphs, for comparison."""
+"""GCN, ChebNet and GAT as Keras layers on the edges of graphs, for comparison."""
 
 from typing import Any
 
@@ -8,6 +8,23 @@ from keras import layers, ops
 from keras_graphattn.numerics.segments import add_rows
 
 Tensor = Any
+
+
+def flat_edges(nodes: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Any]:
+    """Sources and targets (2 B E,) of undirected edges (B, E, 2), and the number of nodes.
+
+    All B T nodes are in one row. The target of padding, (-1, -1), is an extra row.
+    """
+    batch, length = ops.shape(nodes)[:2]
+    count = batch * length
+    first = ops.arange(batch, dtype="int32")[:, None] * length
+    ends = ops.cast(edges, "int32")
+    source = ops.concatenate([ends[..., 0], ends[..., 1]], axis=1)  # (B, 2 E)
+    target = ops.concatenate([ends[..., 1], ends[..., 0]], axis=1)
+    is_real = source >= 0
+    source = ops.reshape(ops.where(is_real, source + first, 0), (-1,))
+    target = ops.reshape(ops.where(is_real, target + first, count), (-1,))
+    return source, target, count
 
 
 class _OnEdges(layers.Layer):
@@ -28,15 +45,8 @@ class _OnEdges(layers.Layer):
         self.built = True
 
     def call(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        source, target, count = flat_edges(nodes, edges)
         batch, length = ops.shape(nodes)[:2]
-        count = batch * length
-        first = ops.arange(batch, dtype="int32")[:, None] * length
-        ends = ops.cast(edges, "int32")
-        source = ops.concatenate([ends[..., 0], ends[..., 1]], axis=1)  # (B, 2 E)
-        target = ops.concatenate([ends[..., 1], ends[..., 0]], axis=1)
-        is_real = source >= 0
-        source = ops.reshape(ops.where(is_real, source + first, 0), (-1,))
-        target = ops.reshape(ops.where(is_real, target + first, count), (-1,))
         x = ops.reshape(ops.cast(self.dense(nodes), "float32"), (count, self.width))
         outputs = ops.reshape(self.passed(x, source, target, count), (batch, length, self.width))
         return ops.cast(outputs, self.compute_dtype) + self.bias
@@ -73,6 +83,63 @@ class GraphConvolution(_OnEdges):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "units": self.width}
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
+class SpectralGraphConvolution(layers.Layer):
+    """Chebyshev polynomials of the scaled Laplacian up to a degree K (ChebNet).
+
+        sum_k T_k(S) X W_k + b,    S = 2 L / 2 - I = -D^-1/2 A D^-1/2
+
+    L is the normalised Laplacian, whose eigenvalues are at most 2: this bound stands for the
+    largest one of each graph.
+
+    Args:
+        units: Width of the result.
+        order: K, at least 1.
+        **kwargs: Those of a Keras layer.
+
+    Call arguments:
+        nodes: Tensor of shape (B, T, d).
+        edges: Integers of shape (B, E, 2), each edge once; (-1, -1) is padding.
+
+    Source: Defferrard et al., arXiv 1606.09375, Section 2.1, with K as in arXiv 1609.02907, Eq. 5.
+    """
+
+    def __init__(self, units: int, order: int = 2, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.units, self.order = units, order
+        self.supports_masking = True
+        self.dense = layers.Dense(units, dtype=self.dtype_policy, name="dense")
+
+    def build(self, nodes_shape: Any, edges_shape: Any = None) -> None:
+        self.dense.build((*nodes_shape[:-1], (self.order + 1) * nodes_shape[-1]))
+        self.built = True
+
+    def call(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        nodes = ops.cast(nodes, "float32")
+        source, target, count = flat_edges(nodes, edges)
+        ones = ops.ones_like(source, dtype="float32")[:, None]
+        degrees = add_rows(ones, target, count + 1)[:count]  # (B T, 1)
+        scale = ops.where(degrees > 0, ops.rsqrt(ops.maximum(degrees, 1.0)), 0.0)
+
+        def scaled(x: Tensor) -> Tensor:
+            sums = add_rows(ops.take(x * scale, source, axis=0), target, count + 1)[:count]
+            return -scale * sums
+
+        x = ops.reshape(nodes, (count, nodes.shape[-1]))
+        terms = [x, scaled(x)]
+        while len(terms) <= self.order:
+            terms.append(2.0 * scaled(terms[-1]) - terms[-2])
+        terms = ops.concatenate(terms, axis=-1)
+        shape = (*ops.shape(nodes)[:2], (self.order + 1) * nodes.shape[-1])
+        return self.dense(ops.cast(ops.reshape(terms, shape), self.compute_dtype))
+
+    def compute_output_shape(self, nodes_shape: Any, edges_shape: Any = None) -> Any:
+        return (*nodes_shape[:-1], self.units)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "units": self.units, "order": self.order}
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn_recipes")

@@ -24,7 +24,11 @@ from keras_graphattn.layers import (
 from keras_graphattn.masks import RandomWalk
 from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
 from recipes.common.data.graphs import batches_of_parts
-from recipes.common.training.graph_layers import GraphAttention, GraphConvolution
+from recipes.common.training.graph_layers import (
+    GraphAttention,
+    GraphConvolution,
+    SpectralGraphConvolution,
+)
 from recipes.common.training.layers import attend, dropout, named_seed, probabilities
 from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.optimizers import WarmUpLinearDecay, averaged, with_rates
@@ -34,6 +38,7 @@ Tensor = Any
 
 NEEDED = {
     "gcn": ("edges",),
+    "sgc": ("edges",),
     "gat": ("edges",),
     "edges": ("edges",),
     "graph_kernel": ("walks",),
@@ -60,25 +65,29 @@ def build(trial: Trial) -> keras.Model:
     """A Functional classifier of graphs: layers, one vector for each graph, two dense layers.
 
     The vector is the pooled nodes before the first layer and after each, side by side; with
-    `options.graph_size`, log(1 + n) of the n nodes, too. With `options.normalise`, each number is
-    normalised over the graphs of a batch. Its inputs are those of `inputs_of`; its output is
-    `probabilities` (B, classes).
+    `options.graph_size`, log(1 + n) of the n nodes, too. With `options.linear_head`, it is the
+    pooled nodes of the last layer, and there is one dense layer. With `options.normalise`, each
+    number is normalised over the graphs of a batch. Its inputs are those of `inputs_of`; its output
+    is `probabilities` (B, classes).
 
     Source: Xu et al., arXiv 1810.00826, Section 5: the sum as pooling, and that of all layers.
     """
     options, classes = trial.options, len(trial.problem.classes)
     inputs = symbolic_inputs(trial)
     mask, make = inputs["node_mask"], POOLINGS[options.pooling]
+    encoded = list(enumerate(encodings(trial, inputs)))
     pooled = [
         make(name=f"pooling_{number}")(nodes, mask=mask)
-        for number, nodes in enumerate(encodings(trial, inputs))
+        for number, nodes in (encoded[-1:] if options.linear_head else encoded)
     ]
     if options.graph_size:
         pooled.append(ops.log1p(ops.sum(ops.cast(mask, "float32"), axis=-1, keepdims=True)))
-    pooled = layers.Concatenate(name="readout")(pooled)
+    pooled = layers.Concatenate(name="readout")(pooled) if len(pooled) > 1 else pooled[0]
     if options.normalise:
         pooled = _normalise(options, "readout")(pooled)
-    hidden = layers.Dense(options.feed_forward, activation="elu", name="head")(pooled)
+    hidden = pooled
+    if not options.linear_head:
+        hidden = layers.Dense(options.feed_forward, activation="elu", name="head")(pooled)
     hidden = dropout(options.head_dropout, trial.seed, "head_dropout")(hidden)
     return keras.Model(inputs, probabilities(hidden, classes), name=f"graphs_{trial.attention}")
 
@@ -109,8 +118,8 @@ def encodings(trial: Trial, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     the first layer. Each layer is the attention, then ELU. With `options.skip`, a dense layer of
     the nodes is added to the output of the attention; with `options.normalise`, the sum is
     normalised over the nodes of a batch. All layers but the last one have `options.heads` heads;
-    the last one has one head of the same width. There is dropout on the features and between the
-    layers.
+    the last one has `options.last_heads`, one by default, of the same width together. There is
+    dropout on the features and between the layers.
     """
     options = trial.options
     width = options.heads * options.key_dim
@@ -121,7 +130,9 @@ def encodings(trial: Trial, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         if number == 1 and options.embedding:
             nodes = layers.Dense(width, name="embedding")(nodes)
             outputs = [nodes]
-        heads = options.heads if number < options.layers or options.layers == 1 else 1
+        heads = options.heads
+        if number == options.layers > 1:
+            heads = getattr(options, "last_heads", 1)
         sums = attend_nodes(trial, nodes, inputs, f"{name}_attention", heads)
         if options.skip:
             sums = layers.Add(name=f"{name}_sum")(
@@ -156,7 +167,14 @@ def attend_nodes(
 
 def gcn(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
     """Graph convolution; its weights are one matrix without heads."""
-    return GraphConvolution(_width(arguments), name=arguments["name"])(nodes, graph["edges"])
+    units = arguments.get("units", _width(arguments))
+    return GraphConvolution(units, name=arguments["name"])(nodes, graph["edges"])
+
+
+def sgc(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
+    """Spectral graph convolution: a polynomial of the Laplacian of degree 2."""
+    units = arguments.get("units", _width(arguments))
+    return SpectralGraphConvolution(units, name=arguments["name"])(nodes, graph["edges"])
 
 
 def gat(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
