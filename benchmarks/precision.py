@@ -14,6 +14,7 @@ from keras import ops
 from keras_graphattn import masks
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
+    ContraNormAttention,
     DifferentialAttention,
     EdgeAttention,
     GatedDeltaRule,
@@ -62,6 +63,7 @@ CASES = {
     "p-Laplacian, blockwise": layer_of(PLaplacianAttention, attention_path="blockwise"),
     "p-Laplacian, p = 1, epsilon = 0.001": layer_of(PLaplacianAttention, p=1.0, epsilon=1e-3),
     "scaled high frequencies": layer_of(ScaledHighFrequencyAttention),
+    "ContraNorm": layer_of(ContraNormAttention),
     "AGF": layer_of(AttentiveGraphFilter, order=4, orthogonality_weight=0.01),
     "AGF, causal": layer_of(AttentiveGraphFilter, order=4, causal=True),
     "delta rule": layer_of(GatedDeltaRule),

@@ -31,6 +31,7 @@ FUNCTIONS = {
     ),
     "plot_mask": (analysis.plot_mask, {"mask": masks.Causal(), "length": 4}),
     "token_similarity": (analysis.token_similarity, {"tokens": TOKENS}),
+    "first_order_error": (analysis.first_order_error, {"matrix": np.eye(3), "order": 3}),
     "inspect_smoothing": (analysis.inspect_smoothing, {"model": MODEL, "data": TOKENS}),
     "SmoothingLogger": (
         analysis.SmoothingLogger,

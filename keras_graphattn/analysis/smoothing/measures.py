@@ -7,7 +7,7 @@ Tokens are arrays (n, d) of one sequence without its padding, but for their simi
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks import Array, check_shape, checked, mask, optional, tensor, whole
+from keras_graphattn.checks import Array, checked, mask, optional, tensor, whole
 from keras_graphattn.numerics.precision import at_least_float32, largest
 from keras_graphattn.types import Bool, Float, Tensor
 
@@ -123,6 +123,7 @@ def fourier_response(matrix: Float[Array, "... n n"]) -> Float[Array, "... F"]:
     return gains
 
 
+@checked(matrix=tensor("... n n"), order=whole())
 def first_order_error(matrix: Float[Array, "... n n"], order: int) -> Float[Array, "..."]:
     """How far the approximation of `FirstOrder` is from the power A^K that it stands for.
 
@@ -149,9 +150,7 @@ def first_order_error(matrix: Float[Array, "... n n"], order: int) -> Float[Arra
 
     Source: Choi et al., arXiv 2312.04234, Theorem 3.1 and Eq. 6.
     """
-    order = whole()("order", order, {})
     matrix = np.asarray(ops.convert_to_numpy(matrix), "float64")
-    check_shape("matrix", matrix, ("... n n",), {})
     square = matrix @ matrix
     approximation = matrix + (order - 1) * (square - matrix)
     power = np.linalg.matrix_power(matrix, order)
