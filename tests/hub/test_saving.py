@@ -299,22 +299,22 @@ def test_a_class_that_keras_does_not_know_is_asked_for_by_name(tmp_path):
 def test_preprocessing_of_ones_own_is_found_in_presets_of_converted_backbones(tmp_path):
     """KerasHub looks for one that names exactly the class of the backbone."""
     from keras_hub.models import (
+        GPT2Backbone,
         RobertaTextClassifierPreprocessor,
         RobertaTokenizer,
-        T5Backbone,
         TextClassifierPreprocessor,
     )
 
     @keras.saving.register_keras_serializable(package="tests")
     class OwnPreprocessor(RobertaTextClassifierPreprocessor):
-        backbone_cls = T5Backbone
+        backbone_cls = GPT2Backbone
 
     stands_for_it = keras_graphattn.hub.reach(OwnPreprocessor)
     assert issubclass(stands_for_it, OwnPreprocessor)
     assert keras_graphattn.hub.reach(stands_for_it) is keras_graphattn.hub.reach(OwnPreprocessor)
     vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<mask>": 3, "a": 4, "b": 5, "ab": 6}
     preprocessor = OwnPreprocessor(RobertaTokenizer(vocabulary, ["a b"]), sequence_length=6)
-    backbone = family("t5").make()
+    backbone = family("gpt2").make()
     for convert in (lambda: None, lambda: keras_graphattn.convert(backbone, "graph_filter")):
         convert()
         backbone.save_to_preset(str(tmp_path))

@@ -118,6 +118,7 @@ def t5(weights, source, target):
     return encoded, tower("decoder", target, encoded)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("file", FILES)
 def test_the_converted_checkpoint_is_its_t5(file, tmp_path):
     """In both towers, with a source and a target of their own lengths, and padding behind."""

@@ -180,6 +180,7 @@ def test_grey_images_have_the_channels_of_the_preset(preset):
     np.testing.assert_allclose(answers(grey, channels=1), expected, atol=1e-6)
 
 
+@pytest.mark.slow_on("jax")
 def test_the_rates_are_those_of_fine_tuning(preset):
     options = parsed(preset("vit"))
     names = ("learning_rate", "epochs", "warm_up_epochs", "mix_up")

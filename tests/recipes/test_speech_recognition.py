@@ -51,6 +51,7 @@ def inputs_of(problem, indices, longer=0):
     return {"samples": samples, "num_samples": counts, "tokens": tokens}
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("model", ["transformer", "branchformer"])
 @pytest.mark.parametrize("attention", RECIPE.attentions)
 def test_padding_and_the_order_of_a_batch_change_no_probability(attention, model):
@@ -74,6 +75,7 @@ def test_padding_and_the_order_of_a_batch_change_no_probability(attention, model
                 np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow_on("jax")
 def test_a_served_recogniser_hears_what_greedy_ctc_hears():
     built, problem = model_of("gfsa", "transformer")
     seconds = 4  # on jax, a served model has one length

@@ -102,6 +102,7 @@ def test_a_decoder_in_a_model_survives_a_file(has_encoder, tmp_path):
     assert loaded.layers[-1].get_config() == decoder.get_config()
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_a_decoder_learns_by_fit_and_all_its_weights_move():
     decoder = make_decoder(dropout=0.1)
     model = model_of(decoder, True)
@@ -116,6 +117,7 @@ def test_a_decoder_learns_by_fit_and_all_its_weights_move():
         assert np.abs(to_numpy(weight.value) - old).max() > 0, weight.path
 
 
+@pytest.mark.slow_on("jax")
 def test_logits_are_float32_in_half_precision():
     decoder = make_decoder(dtype="mixed_bfloat16")
     assert keras.backend.standardize_dtype(decoder(TOKENS[:2], ENCODED).dtype) == "float32"

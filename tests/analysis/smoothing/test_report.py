@@ -127,6 +127,7 @@ def trained(callback, epochs=4):
     return model
 
 
+@pytest.mark.slow_on("jax")
 def test_the_callback_writes_every_few_epochs(tmp_path):
     path = tmp_path / "new" / "smoothing.csv"
     logger = SmoothingLogger(TOKENS, path, every=2, max_sequences=2)
