@@ -37,8 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # Of a test with more than MANY_CASES cases, JAX and TensorFlow, which compile or trace each case,
-# run one of CYCLE cases in the fast suite. torch runs the others.
-MANY_CASES, CYCLE = 3, 24
+# run one of CYCLE cases in the fast suite. torch runs the others; of a test with more than CYCLE
+# cases, it leaves one of LEFT_OUT to `make test-slow`.
+MANY_CASES, CYCLE, LEFT_OUT = 3, 24, 4
 TURNS = {"jax": 1, "tensorflow": 3}
 
 
@@ -47,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks as slow the tests that this backend runs only in `make test-slow`.
 
     `slow_on` names the backends on which a test takes long. The backends share tests with many
-    cases: together, they run each case.
+    cases.
     """
     backend = keras.backend.backend()
     seen: dict[str, int] = {}
@@ -62,15 +63,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (
             function
             and counts[function] > MANY_CASES
-            and not _has_turn(backend, seen[function] % CYCLE)
+            and not _has_turn(backend, seen[function] % CYCLE, counts[function])
         ):
             item.add_marker(pytest.mark.slow)
 
 
-def _has_turn(backend: str, turn: int) -> bool:
+def _has_turn(backend: str, turn: int, count: int) -> bool:
     if backend in TURNS:
         return turn == TURNS[backend]
-    return turn not in TURNS.values()
+    return turn not in TURNS.values() and not (count > CYCLE and turn % LEFT_OUT == 2)
 
 
 def _function(item: pytest.Item) -> str:

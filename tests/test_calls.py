@@ -167,4 +167,5 @@ def test_a_call_stays_within_its_budget(counts, name):
 
 
 if __name__ == "__main__":
+    keras.utils.set_random_seed(0)  # p-Laplacian attention does more for tokens that are alike
     print(json.dumps({name: counted(make()) for name, make in CALLS.items()}))

@@ -184,7 +184,7 @@ def results(*attentions, deviations=()):
     """The entries of `results.json` that the notes read."""
     level = {"accuracy": 0.5, "cross_entropy": 0.7}
     run = {"seed": 0, "test_accuracy": 0.5, "test_f1": 0.5, "test_cross_entropy": 0.6}
-    run["sample"] = "text"
+    run |= {"sample": "text", "test_word_error_rate_beam": 0.3}
     return {
         "table": [{"attention": name} for name in attentions],
         "runs": [{"attention": name, **run} for name in attentions],
@@ -194,6 +194,7 @@ def results(*attentions, deviations=()):
         "baselines": {"bag of tokens": {"test_accuracy": 0.5, "test_f1": 0.4}},
         "tokens": {"test": 100},
         "words": {"test": 20},
+        "dataset": "digits",
         "folds": {"count": 10, "published": False},
         "best_model": {"attention": attentions[0], "seed": 0},
     }
