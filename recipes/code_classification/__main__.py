@@ -12,6 +12,7 @@ import numpy as np
 
 from recipes.code_classification.data import CLASSES, Problem, baseline, f1_of_ones
 from recipes.common.attentions import label
+from recipes.common.command.checks import check_published
 from recipes.common.command.parsing import UsageError, at_least, run_program
 from recipes.common.output.notes import (
     absent_note,
@@ -106,11 +107,7 @@ class CodeClassification(ClassifierOfTexts):
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
         if not options.published:
             return {}
-        if options.task not in PUBLISHED:
-            raise UsageError(
-                f"--published has settings for --task {' and '.join(PUBLISHED)}; --task is "
-                f"{options.task}"
-            )
+        check_published("task", options.task, PUBLISHED)
         return PUBLISHED[options.task]
 
     def refuse(self, options: argparse.Namespace) -> None:

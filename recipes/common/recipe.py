@@ -47,7 +47,7 @@ from recipes.common.command.parsing import (
     run_command,
 )
 from recipes.common.command.processes import is_writer, together, wait_for_all
-from recipes.common.data.sources import refuse_beside_preset
+from recipes.common.data.sources import refuse_beside_preset, refuse_missing
 from recipes.common.output.notes import coefficient_notes
 from recipes.common.training.records import (
     ACCURACY,
@@ -374,10 +374,7 @@ class ClassifierOfTexts(Recipe):
         return {"gfsa": {"order": 3}}
 
     def load(self, options: argparse.Namespace) -> Any:
-        found = importlib.util.find_spec
-        missing = [name for module, name in self.needed.items() if not found(module)]
-        if missing:
-            raise UsageError(f"this recipe needs: pip install {' '.join(missing)}")
+        refuse_missing(self.needed)
         problem = super().load(options)
         for attention in options.attention:  # what cannot be converted fails before any training
             self.model.build(self.trial(problem, attention, options))

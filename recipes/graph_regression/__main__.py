@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.common.attentions import MULTIPLIER, RATE, Settings
+from recipes.common.command.checks import check_published
 from recipes.common.command.options import GRAPH_ATTENTIONS, WALKS
 from recipes.common.command.parsing import UsageError, at_least, flags, run_program
 from recipes.common.output.notes import absent_note, settings_note
@@ -80,10 +81,7 @@ class GraphRegression(Recipe):
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
         if not options.published:
             return {}
-        if options.dataset != "zinc":
-            raise UsageError(
-                f"--published has settings for --dataset zinc; --dataset is {options.dataset}"
-            )
+        check_published("dataset", options.dataset, ["zinc"])
         return PUBLISHED
 
     def refuse(self, options: argparse.Namespace) -> None:

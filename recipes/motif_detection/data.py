@@ -59,44 +59,48 @@ def generate(task: str, count: int, seed: int | list[int], published: bool = Fal
     graphs = []
     for _ in range(count // 2):
         if published:
-            graphs += [
-                _graph_of_neighbours(random, edges, nodes, label)
-                for label, (edges, nodes) in enumerate(published_pair(random, task))
-            ]
-            continue
-        if task == "induced_cycle":
-            without, with_motif, nodes = cycles_in_tree(random, NODES // 2)
+            *pair, nodes = published_pair(random, task)
+        elif task == "induced_cycle":
+            *pair, nodes = cycles_in_tree(random, NODES // 2)
         else:
             nodes = NODES + MOTIF_NODES
             with_motif = planted(random, MOTIFS[task])
-            without = uniform_edges(random, nodes, len(with_motif))
-        graphs += [_graph(random, edges, nodes, i) for i, edges in enumerate((without, with_motif))]
+            pair = [uniform_edges(random, nodes, len(with_motif)), with_motif]
+        graphs += [
+            _graph(random, edges, nodes, label, published) for label, edges in enumerate(pair)
+        ]
     return graphs
 
 
 def planted(random: np.random.Generator, motif: Edges) -> Edges:
     """An Erdos-Renyi graph with a motif on the last nodes, joined by random edges."""
-    pairs = np.stack(np.triu_indices(NODES, 1), axis=1)
-    drawn = pairs[random.random(len(pairs)) < EDGE_PROBABILITY]
-    joins = random.choice(NODES * MOTIF_NODES, JOINS, replace=False)
-    joined = [(int(j // MOTIF_NODES), int(NODES + j % MOTIF_NODES)) for j in joins]
-    return [*map(tuple, drawn.tolist()), *((u + NODES, v + NODES) for u, v in motif), *joined]
+    base = erdos_renyi(random, EDGE_PROBABILITY)
+    return joined(base, motif, random.choice(NODES * MOTIF_NODES, JOINS, replace=False))
 
 
-def published_pair(random: np.random.Generator, task: str) -> list[tuple[Edges, int]]:
-    """A graph without the motif and one with it, on one Erdos-Renyi graph; and their sizes."""
+def published_pair(random: np.random.Generator, task: str) -> tuple[Edges, Edges, int]:
+    """A graph without the motif and one with it, on one Erdos-Renyi graph; and their size."""
     motif, probability = PUBLISHED_MOTIFS[task]
     size = 1 + max(map(max, motif))
-    pairs = np.stack(np.triu_indices(NODES, 1), axis=1)
-    base = [*map(tuple, pairs[random.random(len(pairs)) < probability].tolist())]
-    graphs = []
+    base, graphs = erdos_renyi(random, probability), []
     for added in (uniform_edges(random, size, len(motif)), motif):
         joins = np.flatnonzero(random.random(NODES * size) < PUBLISHED_JOIN)
         if not len(joins):
             joins = random.integers(NODES * size, size=1)
-        joined = [(int(j // size), int(NODES + j % size)) for j in joins]
-        graphs.append(([*base, *((u + NODES, v + NODES) for u, v in added), *joined], NODES + size))
-    return graphs
+        graphs.append(joined(base, added, joins, size))
+    return *graphs, NODES + size
+
+
+def erdos_renyi(random: np.random.Generator, probability: float) -> Edges:
+    """Each pair of nodes with a probability."""
+    pairs = np.stack(np.triu_indices(NODES, 1), axis=1)
+    return [*map(tuple, pairs[random.random(len(pairs)) < probability].tolist())]
+
+
+def joined(base: Edges, added: Edges, joins: np.ndarray, size: int = MOTIF_NODES) -> Edges:
+    """The base and, on the nodes after it, a graph of a size; `joins` are numbers of pairs."""
+    between = [(int(j // size), int(NODES + j % size)) for j in joins]
+    return [*base, *((u + NODES, v + NODES) for u, v in added), *between]
 
 
 def uniform_edges(random: np.random.Generator, nodes: int, count: int) -> Edges:
@@ -171,23 +175,24 @@ PUBLISHED_MOTIFS = {
 TASKS = (*MOTIFS, "induced_cycle")
 
 
-def _graph(random: np.random.Generator, edges: Edges, nodes: int, label: int) -> Graph:
-    """The graph with its nodes in a random order, and their degrees as features."""
-    numbered = random.permutation(nodes)[np.array(edges)]
-    degrees = np.minimum(np.bincount(numbered.ravel(), minlength=nodes), LARGEST_DEGREE)
-    return Graph(numbered, node_features=np.eye(LARGEST_DEGREE + 1)[degrees], label=label)
-
-
-def _graph_of_neighbours(
-    random: np.random.Generator, edges: Edges, nodes: int, label: int
+def _graph(
+    random: np.random.Generator, edges: Edges, nodes: int, label: int, published: bool
 ) -> Graph:
-    """The graph with its nodes in a random order, and the largest degrees of their neighbours."""
+    """The graph with its nodes in a random order, and features from their degrees."""
     numbered = random.permutation(nodes)[np.array(edges)]
     degrees = np.bincount(numbered.ravel(), minlength=nodes)
-    features = np.zeros((nodes, LARGEST_DEGREES))
-    for node in range(nodes):
-        is_end = numbered == node
-        neighbours = numbered[is_end[:, ::-1]]
+    if published:
+        features = largest_of_neighbours(numbered, degrees)
+    else:
+        features = np.eye(LARGEST_DEGREE + 1)[np.minimum(degrees, LARGEST_DEGREE)]
+    return Graph(numbered, node_features=features, label=label)
+
+
+def largest_of_neighbours(edges: np.ndarray, degrees: np.ndarray) -> np.ndarray:
+    """The largest degrees of each node's neighbours, with zeros behind: (nodes, 5)."""
+    features = np.zeros((len(degrees), LARGEST_DEGREES))
+    for node, row in enumerate(features):
+        neighbours = edges[:, ::-1][edges == node]
         largest = np.sort(degrees[neighbours])[::-1][:LARGEST_DEGREES]
-        features[node, : len(largest)] = largest
-    return Graph(numbered, node_features=features, num_nodes=nodes, label=label)
+        row[: len(largest)] = largest
+    return features

@@ -8,7 +8,6 @@ import argparse
 import csv
 import dataclasses
 import hashlib
-import importlib.util
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recipes.common.command.parsing import UsageError, at_least
-from recipes.common.data.sources import load_tfds
+from recipes.common.data.sources import load_tfds, refuse_missing
 from recipes.common.storage import atomically, write_json
 
 # Token ids that every vocabulary has. The blank of CTC is also the padding of transcripts.
@@ -208,11 +207,8 @@ def load(options: argparse.Namespace) -> Problem:
         UsageError: If its files cannot be found or read, for a recording without words, and for a
             transcript that CTC cannot align.
     """
-    missing = [name for module, name in NEEDED.items() if not importlib.util.find_spec(module)]
-    if options.tokens == "piece" and not importlib.util.find_spec("sentencepiece"):
-        missing.append("sentencepiece")
-    if missing:
-        raise UsageError(f"this recipe needs: pip install {' '.join(missing)}")
+    pieces = {"sentencepiece": "sentencepiece"} if options.tokens == "piece" else {}
+    refuse_missing(NEEDED | pieces)
     readers: dict[str, Callable[..., dict[str, list[Recording]]]] = {
         "synthetic": synthetic,
         "digits": digits,

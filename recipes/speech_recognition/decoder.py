@@ -12,7 +12,8 @@ import keras
 from keras import layers, ops
 
 from keras_graphattn.layers import GraphFilterAttention
-from keras_graphattn.types import Bool, Float, Int, Size, Tensor
+from keras_graphattn.numerics.precision import positions_of
+from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 from recipes.common.training.layers import named_seed
 
 Cache = dict[str, Any]
@@ -135,7 +136,8 @@ class TransformerDecoder(layers.Layer):
     ) -> Float[Tensor, "B S d"]:
         """Embeddings of tokens from position `index` on, with their positions."""
         x = self.embedding(tokens) * math.sqrt(self.d_model)
-        return x + ops.cast(positions(index, ops.shape(tokens)[1], self.d_model), x.dtype)
+        positions = index + positions_of(ops.shape(tokens)[1])
+        return x + ops.cast(sinusoids(positions, self.d_model), x.dtype)
 
     def initial_cache(
         self,
@@ -355,15 +357,14 @@ class CrossAttention(layers.MultiHeadAttention):
         return self.output_dense(ops.reshape(outputs, ops.shape(queries)))
 
 
-def positions(start: int | Int[Tensor, ""], count: Size, width: int) -> Float[Tensor, "t d"]:
-    """Sines, then cosines, of `count` positions from `start` on; float32.
+def sinusoids(positions: Num[Tensor, " t"], width: int) -> Float[Tensor, "t d"]:
+    """Sines, then cosines of positions, at wavelengths from 2 pi to 20000 pi; float32.
 
-    The frequencies fall from 1 to 1 / 10000, as in arXiv 1706.03762.
+    As in arXiv 1706.03762, the frequencies fall from 1 to 1 / 10000.
     """
     half = -(-width // 2)
     rates = ops.exp(ops.arange(half, dtype="float32") * (-math.log(10000.0) / half))
-    places = ops.cast(start, "float32") + ops.cast(ops.arange(count), "float32")
-    angles = places[:, None] * rates
+    angles = ops.cast(positions, "float32")[:, None] * rates
     return ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)[:, :width]
 
 

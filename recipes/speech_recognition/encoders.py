@@ -20,7 +20,9 @@ from keras_graphattn.layers import GraphFilterAttention, PLaplacianAttention
 from keras_graphattn.layers.base import Call, Tokens
 from keras_graphattn.masks import Exponential
 from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
+from recipes.common.training.layers import block as transformer_block
 from recipes.common.training.layers import dropout, named_seed
+from recipes.speech_recognition.decoder import sinusoids
 from recipes.speech_recognition.features import PACKAGE
 
 Tensor = Any
@@ -66,20 +68,10 @@ def _front_end(features: Tensor, mask: Tensor, options: argparse.Namespace) -> t
 
 
 def _transformer_block(trial: Trial, tokens: Tensor, mask: Tensor, name: str) -> Tensor:
-    options = trial.options
+    def attend(normed: Tensor, part: str) -> Tensor:
+        return _attend(trial, normed, mask, part)
 
-    def added(tokens: Tensor, outputs: Tensor, part: str) -> Tensor:
-        drop = dropout(options.dropout, trial.seed, f"{part}_dropout")
-        return layers.Add(name=part)([tokens, drop(outputs)])
-
-    normed = layers.LayerNormalization(name=f"{name}_attention_norm")(tokens)
-    outputs = _attend(trial, normed, mask, f"{name}_attention")
-    tokens = added(tokens, outputs, f"{name}_attended")
-    normed = layers.LayerNormalization(name=f"{name}_norm")(tokens)
-    hidden = layers.Dense(options.feed_forward, activation="gelu", name=f"{name}_hidden")(normed)
-    hidden = dropout(options.dropout, trial.seed, f"{name}_hidden_dropout")(hidden)
-    outputs = layers.Dense(options.d_model, name=f"{name}_output")(hidden)
-    return added(tokens, outputs, name)
+    return transformer_block(trial, tokens, attend, name, hidden_dropout=True)
 
 
 def _branchformer_block(trial: Trial, tokens: Tensor, mask: Tensor, name: str) -> Tensor:
@@ -143,14 +135,6 @@ def _attend(trial: Trial, tokens: Tensor, mask: Tensor, name: str) -> Tensor:
             return layer(tokens, mask, arguments)
         layer = layer(**arguments)
     return layer(tokens, tokens, query_mask=mask, value_mask=mask)
-
-
-def sinusoids(positions: Tensor, width: int) -> Tensor:
-    """Sines, then cosines of positions (T,) at wavelengths from 2 pi to 20000 pi: (T, width)."""
-    count = (width + 1) // 2
-    rates = ops.exp(ops.arange(count, dtype="float32") * (-ops.log(10000.0) / count))
-    angles = ops.cast(positions, "float32")[:, None] * rates[None]
-    return ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)[:, :width]
 
 
 @keras.saving.register_keras_serializable(package=PACKAGE)

@@ -20,7 +20,16 @@ from recipes.common.training.layers import named_seed
 from recipes.common.training.optimizers import Noam, with_rates
 from recipes.common.training.runs import Training
 from recipes.speech_recognition.batches import Recordings, lengths_of
-from recipes.speech_recognition.data import BLANK, END, HOP, START, SUBSAMPLING, Problem, Split
+from recipes.speech_recognition.data import (
+    BLANK,
+    END,
+    HOP,
+    START,
+    SUBSAMPLING,
+    Problem,
+    Split,
+    encoder_frames,
+)
 from recipes.speech_recognition.decoder import TransformerDecoder
 from recipes.speech_recognition.encoders import encode
 from recipes.speech_recognition.features import LengthMask, SpecAugment, UtteranceNorm, log_mel
@@ -144,7 +153,7 @@ class Recogniser(keras.Model):
         real = ops.cast(real > 0, "float32")
         said = y > END
         counts = ops.sum(ops.cast(said, "int32"), axis=1)
-        frames = encoder_lengths(x["num_samples"], self.rate)
+        frames = encoder_frames(ops.cast(x["num_samples"], "int32"), self.rate)
         blanks = ops.where(said, y, BLANK)
         ctc = ops.ctc_loss(blanks, ops.cast(y_pred[CTC], "float32"), counts, frames, BLANK)
         scores = ops.log_softmax(ops.cast(y_pred[ATTENTION], "float32"), axis=-1)
@@ -174,13 +183,6 @@ class Recogniser(keras.Model):
                 references.append(self.vocabulary.decode(labels[row]))
                 hypotheses.append(self.vocabulary.decode(ids[row]))
         return references, hypotheses
-
-
-def encoder_lengths(num_samples: Tensor, rate: int) -> Tensor:
-    """Frames of the encoder, (B,) int32, for numbers of samples (B,)."""
-    hop = round(HOP * rate)
-    frames = (ops.cast(num_samples, "int32") + hop - 1) // hop
-    return (frames + SUBSAMPLING - 1) // SUBSAMPLING
 
 
 def listener(model: keras.Model) -> keras.Model:

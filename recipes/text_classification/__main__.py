@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.common.command.parsing import UsageError, number_in, run_program
+from recipes.common.command.checks import check_published
+from recipes.common.command.parsing import number_in, run_program
 from recipes.common.output.notes import (
     absent_note,
     coefficient_notes,
@@ -74,12 +75,8 @@ class TextClassification(ClassifierOfTexts):
         if not options.published:
             return {}
         name = "bert" if options.preset in (None, "minilm") else options.preset.lower()
-        family = next((family for family in PUBLISHED_COLA_CONSTANT if family in name), None)
-        if family is None:
-            raise UsageError(
-                f"--published has settings for {', '.join(PUBLISHED_COLA_CONSTANT)}; --preset is "
-                f"{options.preset}"
-            )
+        family = next((family for family in PUBLISHED_COLA_CONSTANT if family in name), name)
+        check_published("preset", family, PUBLISHED_COLA_CONSTANT)
         constant = PUBLISHED_COLA_CONSTANT[family] if options.task == "cola" else 0.0
         return {**PUBLISHED_TRAINING, "constant": constant}
 

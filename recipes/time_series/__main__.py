@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter, Settings
+from recipes.common.command.checks import check_published
 from recipes.common.command.options import REMEDIES
-from recipes.common.command.parsing import UsageError, run_program
+from recipes.common.command.parsing import run_program
 from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import Recipe
 from recipes.time_series.data import Problem
@@ -81,11 +82,7 @@ class TimeSeries(Recipe):
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
         if not options.published:
             return {}
-        if options.dataset not in PUBLISHED_AGF:
-            raise UsageError(
-                f"--published has settings for {', '.join(PUBLISHED_AGF)}; "
-                f"--dataset is {options.dataset}"
-            )
+        check_published("dataset", options.dataset, PUBLISHED_AGF)
         return PUBLISHED_TRAINING
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:

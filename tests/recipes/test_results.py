@@ -1,5 +1,6 @@
 """A folder of results: what two commands leave in it, and others that add or lose runs."""
 
+import json
 import shutil
 import statistics
 
@@ -240,3 +241,14 @@ def test_costs_of_each_run_are_recorded(results):
         ]
         assert 0 < costs["inference_seconds_per_example"] < costs["seconds_per_epoch"]
         assert 1e8 < costs["peak_memory_of_process"] < 1e11
+
+
+def test_a_run_that_an_older_version_trained_is_finished_without_costs(tiny_arguments, output):
+    folder = output / "runs" / "gfsa-seed0"
+    state = json.loads((folder / "state.json").read_text())
+    del state["seconds"]
+    (folder / "state.json").write_text(json.dumps({**state, "finished": False}))
+    (folder / "run.json").unlink()
+    assert again(tiny_arguments, output) == 0
+    entries = {(run["attention"], run["seed"]): run for run in results_of(output)["runs"]}
+    assert [pair for pair, run in entries.items() if "costs" not in run] == [("gfsa", 0)]

@@ -60,10 +60,8 @@ def test_differences_are_of_shared_seeds_and_positive_where_better(tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
-def test_check_says_whether_the_page_is_that_of_the_files(tmp_path, monkeypatch, capsys):
+def test_check_says_whether_the_page_is_that_of_the_files(monkeypatch, capsys):
     assert results.main(["--check"]) == 0
-    monkeypatch.setattr(results, "ROOT", results.ROOT)
-    other = results.ROOT / "docs/pages/choose.md"
-    monkeypatch.setattr(results, "PAGE", other)
+    monkeypatch.setattr(results, "PAGE", results.ROOT / "docs/pages/choose.md")
     assert results.main(["--check"]) == 1
     assert "docs/pages/choose.md is not that of the files" in capsys.readouterr().out

@@ -7,7 +7,7 @@ import argparse
 import importlib.util
 import pkgutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -41,6 +41,14 @@ def check_installed(options: argparse.Namespace) -> None:
         )
     if options.tensorboard and (missing or importlib.util.find_spec("tensorboard") is None):
         raise UsageError("--tensorboard needs: pip install tensorflow tensorboard")
+
+
+def check_published(option: str, value: object, known: Iterable[str]) -> None:
+    """Refuses `--published` for a value of an option that has no published settings."""
+    *first, last = known
+    if value not in (*first, last):
+        names = " and ".join(filter(None, [", ".join(first), last]))
+        raise UsageError(f"--published has settings for --{option} {names}; --{option} is {value}")
 
 
 def writes_saved_model(options: argparse.Namespace) -> bool:

@@ -5,7 +5,7 @@ Does not import Keras itself.
 
 import argparse
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -47,6 +47,13 @@ def tfds_for(name: str) -> Iterator[ModuleType]:
             f"{name} cannot be loaded by tensorflow-datasets: {type(error).__name__}: "
             f"{str(error)[:300]} (without a network, give its folder as --data-dir)"
         ) from error
+
+
+def refuse_missing(needed: Mapping[str, str]) -> None:
+    """Refuses a recipe whose packages are not installed; by module, what to install."""
+    missing = [name for module, name in needed.items() if not importlib.util.find_spec(module)]
+    if missing:
+        raise UsageError(f"this recipe needs: pip install {' '.join(missing)}")
 
 
 def refuse_beside_preset(options: argparse.Namespace, names: Sequence[str]) -> None:

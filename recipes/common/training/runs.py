@@ -121,13 +121,15 @@ def _finish(
         model.optimizer.build(model.trainable_variables)
     model.load_weights(weights_file(keeper.folder, keeper.state.best_epoch))
     take_averages(model)
+    # processes share the work of one run; a run that an older version trained has no seconds
+    is_measured = bool(keeper.state.seconds) and not is_shared(keeper.options)
     keeper.state.finished = True
     keeper.save_state()
     return {
         "parameters": model.count_params(),
         "similarity": list(training.measure()) if training.measure else [],
         "reported": {**(training.report() if training.report else {}), **coefficients()},
-        "costs": {} if is_shared(keeper.options) else costs(keeper.state, training),
+        "costs": costs(keeper.state, training) if is_measured else {},
     }
 
 
