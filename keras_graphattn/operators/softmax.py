@@ -1,6 +1,7 @@
 """Softmax attention whose matrix is formed once: A = softmax(Q K^T / sqrt(H))."""
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -58,6 +59,34 @@ class PairRows(NamedTuple):
             return rows
         wrong = ops.reshape(self.wrong, (-1, 1, 1, 1))
         return ops.where(wrong, ops.cast(float("nan"), rows.dtype), rows)
+
+
+Pair = tuple[Float[Tensor, "..."], Float[Tensor, "..."]]
+
+
+def with_bias(
+    scores: Float[Tensor, "B N T S"], bias: Float[Tensor, "B? N? T? S"]
+) -> Float[Tensor, "B N T S"]:
+    """The scores plus the bias.
+
+    The gradient of one bias for all examples is a sum over the examples. On a CPU, XLA makes that
+    sum slowly. With the tangent below it is a product of matrices, which is faster.
+    """
+    if keras.backend.backend() != "jax" or bias.shape[0] != 1 or scores.shape[0] == 1:
+        return scores + bias
+    import jax
+
+    if jax.default_backend() != "cpu" or not isinstance(scores.shape[0], int):
+        return scores + bias  # on other devices a product may round the gradient
+    added = jax.custom_jvp(operator.add)
+    ones = ops.ones((scores.shape[0],), bias.dtype)
+
+    def value_and_tangent(primals: Pair, tangents: Pair) -> Pair:
+        of_scores, of_bias = tangents
+        return added(*primals), of_scores + ops.einsum("b,nts->bnts", ones, of_bias[0])
+
+    added.defjvp(value_and_tangent)
+    return added(scores, bias)
 
 
 Dropout = Callable[[Float[Tensor, "B N T S"]], Float[Tensor, "B N T S"]]
@@ -124,7 +153,7 @@ class Logits(NamedTuple):
             scores = self.soft_cap * ops.tanh(scores / self.soft_cap)
         if self.bias is not None:
             bias, visible = self._finite_bias(scores, visible)
-            scores = scores + bias
+            scores = with_bias(scores, bias)
         if self.sink is None:
             return scores, visible
         sink = ops.reshape(ops.cast(self.sink, scores.dtype), (1, -1, 1, 1))

@@ -28,6 +28,7 @@ from keras_graphattn.masks.trees.sweeps import exponential_product_of_batch
 from keras_graphattn.masks.trees.tables import table_product_of_batch
 from keras_graphattn.operators import BlockwiseOperator, DeltaRuleOperator, EdgeOperator, Visibility
 from keras_graphattn.operators.p_laplacian import pair_distances
+from keras_graphattn.operators.softmax import with_bias
 from keras_graphattn.ops import (
     exponential_tree_product,
     forest_from_parents,
@@ -211,6 +212,11 @@ CASES = {
     "delta rule": Case(
         delta_rule, long_arrays(), ("operators.delta_rule", "numerics.matrix_recurrence")
     ),
+    "bias": Case(
+        with_bias,
+        (normal(3, HEADS, 5, 7), normal(1, HEADS, 5, 7, seed=1)),
+        ("operators.softmax.with_bias",),
+    ),
     "ring": Case(around_a_ring, attention_arrays(), ("operators.jax_ring._applied",)),
     "decay": Case(decayed, long_arrays(), ("operators.pallas_decay._function",)),
     "tree, levels": Case(tree_product("levels"), NODES, ("trees.sweeps.Sweeps",)),
@@ -253,7 +259,7 @@ CASES = {
     "p-Laplacian, blockwise, causal": p_laplacian(2, True),
     "distances": distances(),
 }
-FAST = ("twice, causal, padded", "trees of a batch", "tree, depths", "sparse", "distances")
+FAST = ("bias", "twice, causal, padded", "trees of a batch", "tree, depths", "sparse", "distances")
 FAST += ("p-Laplacian", "p-Laplacian, blockwise")
 MASKS = {
     "tree": lambda: tree(7),
