@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # Of a test with more than MANY_CASES cases, JAX and TensorFlow, which compile or trace each case,
 # run one of CYCLE cases in the fast suite. torch runs the others; of a test with more than CYCLE
 # cases, it leaves one of LEFT_OUT to `make test-slow`.
-MANY_CASES, CYCLE, LEFT_OUT = 3, 24, 4
+MANY_CASES, CYCLE, LEFT_OUT = 3, 24, 3
 TURNS = {"jax": 1, "tensorflow": 3}
 
 

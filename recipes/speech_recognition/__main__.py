@@ -46,7 +46,7 @@ PUBLISHED_TRAINING = {
     "time_warp": 5,
     "frequency_masks": [2, 30],
     "time_mask_share": 1.0,
-    "speeds": True,
+    "speeds": [0.9, 1.0, 1.1],
     "beam": 66,
     "ctc_weight": 0.4,
     "temperature": 1.15,
@@ -85,7 +85,7 @@ class SpeechRecognition(Recipe):
     by_default = ("softmax", "gfsa")
     results = "<dataset>-<model>"
     training = {"epochs": 20, "batch_size": 16, "learning_rate": 2e-3, "warm_up": 150}
-    training |= {"weight_decay": 0.01}
+    training |= {"weight_decay": 0.01, "ema": 0.0}
     sizes = {"layers": 2, "d_model": 64, "heads": 2, "feed_forward": 256, "dropout": 0.1}
     data_files = DATA_FILES
     packages = ("jiwer", "soundfile", "sentencepiece")
@@ -112,8 +112,8 @@ class SpeechRecognition(Recipe):
         share = number_in(0.0, 1.01, open_low=True)
         most = "of an utterance, that one of --time-masks may hide"
         add("--time-mask-share", type=share, default=0.2, help=most)
-        speeds = "train at 0.9, 1 and 1.1 times the speed"
-        add("--speeds", action=argparse.BooleanOptionalAction, default=True, help=speeds)
+        speeds = "at which to train, one drawn for each recording"
+        add("--speeds", type=_speeds, metavar="S,S,...", default=[0.9, 1.0, 1.1], help=speeds)
         add("--buckets", type=at_least(1), default=4, help="lengths to pad to")
         seconds = number_in(0.0, math.inf, open_low=True)
         add("--batch-seconds", type=seconds, help="of a batch, in place of --batch-size")
@@ -164,8 +164,15 @@ class SpeechRecognition(Recipe):
         return {"gfsa": {"order": order}, "masked_kernel": kernel}
 
     def load(self, options: argparse.Namespace) -> Problem:
-        """The recordings; refuses a language model of other tokens before any training."""
+        """The recordings; refuses what would fail in training or after it.
+
+        Raises:
+            UsageError: Also for a transcript that CTC cannot align, and for a language model of
+                other tokens.
+        """
         problem: Problem = super().load(options)
+        for split in problem.splits.values():
+            self.data.refuse_unalignable(split, max(1.0, *options.speeds))
         self.model.language_model_of(problem, options)
         return problem
 
@@ -234,6 +241,12 @@ def transcripts(runs: Sequence[Run]) -> list[dict[str, str]]:
 def _numbers(text: str) -> list[int]:
     """An argument type: comma-separated whole numbers."""
     check = at_least(0)
+    return [check(part) for part in text.split(",")]
+
+
+def _speeds(text: str) -> list[float]:
+    """An argument type: comma-separated speeds."""
+    check = number_in(0.5, 2.0)
     return [check(part) for part in text.split(",")]
 
 

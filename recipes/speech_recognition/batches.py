@@ -1,13 +1,13 @@
 """Batches of recordings of about the same length, at speeds that are drawn for each epoch."""
 
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from recipes.common.data.batches import Buckets, bucket_lengths, filled_weights
 from recipes.speech_recognition.data import BLANK, END, START, Split
-
-SPEEDS = ((10, 9), (1, 1), (10, 11))  # up and down of the resampling: 0.9, 1, 1.1 times as fast
 
 
 class Recordings(Buckets):
@@ -21,7 +21,7 @@ class Recordings(Buckets):
         lengths: Samples to pad to, one for each bucket.
         batch_size: Recordings of a batch.
         seed: Seed of the order and of the speeds; without one, no recording changes.
-        perturb: Whether to draw a speed of 0.9, 1 or 1.1 for each recording.
+        speeds: The speeds of which one is drawn for each recording, 1 for its own.
         batch_samples: Samples of a batch, padding counted, in place of `batch_size`.
     """
 
@@ -32,13 +32,13 @@ class Recordings(Buckets):
         batch_size: int,
         seed: int | None = None,
         *,
-        perturb: bool = False,
+        speeds: Sequence[float] = (1.0,),
         batch_samples: int | None = None,
     ) -> None:
-        self.perturb, self.batch_samples = perturb, batch_samples
+        self.speeds, self.batch_samples = list(speeds), batch_samples
         # at the slowest speed, so that a recording stays in its bucket: Keras takes the number of
         # batches of the first epoch for that of all
-        self.slowest = _at_speed(split.lengths, *SPEEDS[0]) if perturb else split.lengths
+        self.slowest = _at_speed(split.lengths, min(speeds))
         widths = np.ones(len(lengths), int)
         np.maximum.at(widths, np.searchsorted(lengths, self.slowest), split.labels + 1)
         # each larger than the one before: on TensorFlow, Keras takes a size that is equal in the
@@ -49,9 +49,8 @@ class Recordings(Buckets):
 
     def start_epoch(self, epoch: int) -> None:
         """Draws the speeds of an epoch, and orders its batches."""
-        if self.perturb:
-            random = np.random.default_rng([self.seed or 0, epoch, 1])
-            self.speeds = random.integers(0, len(SPEEDS), len(self.slowest))
+        random = np.random.default_rng([self.seed or 0, epoch, 1])
+        self.drawn = random.integers(0, len(self.speeds), len(self.slowest))
         self.bucket = np.searchsorted(self.lengths, self.slowest)
         super().start_epoch(epoch)
         # the first two are the shortest and the longest, so that all that may differ does
@@ -84,22 +83,27 @@ class Recordings(Buckets):
         return {"samples": samples, "num_samples": counts, "tokens": tokens}, labels, weights
 
     def _samples(self, which: int) -> np.ndarray:
+        from scipy.signal import resample_poly
+
         samples = self.split.samples(which)
-        if self.perturb:
-            from scipy.signal import resample_poly
-
-            up, down = SPEEDS[self.speeds[which]]
-            samples = resample_poly(samples, up, down) if up != down else samples
-        return samples
+        ratio = _stretch(self.speeds[self.drawn[which]])
+        up, down = ratio.as_integer_ratio()
+        return samples if ratio == 1 else resample_poly(samples, up, down)
 
 
-def _at_speed(lengths: np.ndarray, up: int, down: int) -> np.ndarray:
+def _stretch(speed: float) -> Fraction:
+    """How many times as long a recording is at a speed."""
+    return 1 / Fraction(speed).limit_denominator(100)
+
+
+def _at_speed(lengths: np.ndarray, speed: float) -> np.ndarray:
     """Samples that `resample_poly` makes of recordings, (N,)."""
+    up, down = _stretch(speed).as_integer_ratio()
     return -(-lengths * up // down)
 
 
-def lengths_of(split: Split, others: list[Split], perturb: bool, count: int) -> list[int]:
+def lengths_of(split: Split, others: list[Split], speeds: Sequence[float], count: int) -> list[int]:
     """Samples to pad to: up to `count` for the recordings of `split`, and the longest of all."""
-    slowest = _at_speed(split.lengths, *SPEEDS[0]) if perturb else split.lengths
+    slowest = _at_speed(split.lengths, min(speeds))
     longest = max(slowest.max(), *(other.lengths.max() for other in others))
     return bucket_lengths(slowest, int(longest), count)

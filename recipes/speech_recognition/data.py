@@ -29,7 +29,6 @@ DATA_FILES = "the folder of the data set"
 DATASETS = ("synthetic", "digits", "librispeech", "folder")
 HOP = 0.010  # seconds between frames of features
 SUBSAMPLING = 4  # frames of features to a frame of the encoder
-FASTEST = 1.1  # of the speeds that training may have
 NEEDED = {"soundfile": "soundfile", "jiwer": "jiwer"}  # by module, what to install
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -204,8 +203,7 @@ def load(options: argparse.Namespace) -> Problem:
     """The data set that the options select.
 
     Raises:
-        UsageError: If its files cannot be found or read, for a recording without words, and for a
-            transcript that CTC cannot align.
+        UsageError: If its files cannot be found or read, and for a recording without words.
     """
     pieces = {"sentencepiece": "sentencepiece"} if options.tokens == "piece" else {}
     refuse_missing(NEEDED | pieces)
@@ -229,8 +227,6 @@ def load(options: argparse.Namespace) -> Problem:
         name: Split(recordings, [vocabulary.encode(one.text) for one in recordings], rate)
         for name, recordings in parts.items()
     }
-    for split in splits.values():
-        _refuse_unalignable(split)
     train, validation = splits.pop("train"), splits.pop("validation")
     return Problem(options.dataset, rate, vocabulary, train, validation, splits)
 
@@ -466,12 +462,12 @@ def _at_rate(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
     return resample_poly(samples, wanted // divisor, rate // divisor).astype("float32")
 
 
-def _refuse_unalignable(split: Split) -> None:
+def refuse_unalignable(split: Split, fastest: float) -> None:
     """Refuses a transcript that has more tokens than its recording has frames of the encoder.
 
-    CTC also needs a blank between two equal tokens.
+    `fastest` is the greatest speed of training. CTC also needs a blank between two equal tokens.
     """
-    lengths = encoder_frames((split.lengths / FASTEST).astype("int64"), split.rate)
+    lengths = encoder_frames((split.lengths / fastest).astype("int64"), split.rate)
     for recording, tokens, count in zip(split.recordings, split.tokens, lengths, strict=True):
         needed = len(tokens) + sum(a == b for a, b in itertools.pairwise(tokens))
         if needed > count:

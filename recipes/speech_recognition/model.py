@@ -17,7 +17,7 @@ from keras_graphattn.analysis import inspect_smoothing, plot_attention_maps, tok
 from recipes.common.attentions import Trial
 from recipes.common.output.plot import save
 from recipes.common.training.layers import named_seed
-from recipes.common.training.optimizers import Noam, with_rates
+from recipes.common.training.optimizers import Noam, averaged, with_rates
 from recipes.common.training.runs import Training
 from recipes.speech_recognition.batches import Recordings, lengths_of
 from recipes.speech_recognition.data import (
@@ -53,6 +53,7 @@ def prepare(trial: Trial) -> Training:
         beta_2=0.98,
         weight_decay=options.weight_decay or None,
         global_clipnorm=options.clip,
+        **averaged(options.ema),
         gradient_accumulation_steps=options.accumulate if options.accumulate > 1 else None,
     )
     model.compile(optimizer=with_rates(optimizer, model))
@@ -70,13 +71,13 @@ def batches_of(
     problem: Problem, split: Split, options: argparse.Namespace, seed: int | None = None
 ) -> Recordings:
     """Recordings in batches; with a seed they are shuffled, and their speeds are drawn."""
-    perturb = seed is not None and options.speeds
+    speeds = [1.0] if seed is None else options.speeds
     lengths = lengths_of(
         problem.train, list(problem.splits.values()), options.speeds, options.buckets
     )
     samples = options.batch_seconds and round(options.batch_seconds * problem.rate)
     return Recordings(
-        *(split, lengths, options.batch_size, seed), perturb=perturb, batch_samples=samples
+        *(split, lengths, options.batch_size, seed), speeds=speeds, batch_samples=samples
     )
 
 

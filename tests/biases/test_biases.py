@@ -121,6 +121,7 @@ def test_gkat_is_softmax_with_the_logarithm_of_its_mask():
     assert_close(to_numpy(other(tokens())), to_numpy(one(tokens())), 1e-6)
 
 
+@pytest.mark.slow_on("jax")
 def test_a_row_of_minus_infinity_is_zero_on_every_path():
     matrix = np.zeros((LENGTH, LENGTH), "float32")
     matrix[3] = -np.inf

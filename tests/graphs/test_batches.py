@@ -208,6 +208,7 @@ def losses_of_labels(model, batches, index):
 
 
 @pytest.mark.parametrize("labels", ["graph", "node"])
+@pytest.mark.slow_on("jax")
 def test_the_loss_of_a_batch_is_the_mean_over_its_labels_and_so_is_that_of_all(labels):
     """Under `compile` as it comes; padding and graphs that are not there have no share."""
     keras.utils.set_random_seed(0)

@@ -8,6 +8,7 @@ from tests.hub.families import family
 
 
 @pytest.mark.parametrize("name", ["blip2", "blip2_t5"])
+@pytest.mark.slow_on("jax")
 def test_the_attention_of_the_learned_tokens_at_the_image_stays_as_it_is(name):
     """`test_sizes` of `test_conversion.py` counts the layers of each part."""
     layer = keras_graphattn.convert(family(name).make()).qformer.transformer_layers[0]

@@ -263,6 +263,7 @@ def test_beams_of_several_run():
     np.testing.assert_array_equal(tokens[:, :3], inputs["token_ids"][:, :3])
 
 
+@pytest.mark.slow_on("jax")
 def test_a_generate_function_from_before_is_dropped():
     model, inputs = plain("gpt2"), prompts(8, (3, 3))
     greedy(model, inputs)

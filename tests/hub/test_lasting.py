@@ -161,6 +161,7 @@ def test_layout_rules_find_the_paths_that_they_are_written_for():
             assert sum(bool(re.search(rule, path)) for path in variables(backbone)) == count
 
 
+@pytest.mark.slow_on("jax")
 def test_jit_compiled_training():
     if BACKEND == "torch":
         pytest.skip("torch runs eagerly")

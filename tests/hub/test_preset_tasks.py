@@ -17,6 +17,7 @@ def classifier():
 
 
 @pytest.mark.parametrize("kind", ["TextClassifier", "BertTextClassifier"])
+@pytest.mark.slow_on("jax")
 def test_loads_with_its_head(kind, tmp_path):
     task = classifier()
     assert type(task) is keras_hub.models.BertTextClassifier

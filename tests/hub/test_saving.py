@@ -296,6 +296,7 @@ def test_a_class_that_keras_does_not_know_is_asked_for_by_name(tmp_path):
         keras.Model.from_config(config)
 
 
+@pytest.mark.slow_on("jax")
 def test_preprocessing_of_ones_own_is_found_in_presets_of_converted_backbones(tmp_path):
     """KerasHub looks for one that names exactly the class of the backbone."""
     from keras_hub.models import (

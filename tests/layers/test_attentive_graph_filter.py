@@ -25,6 +25,7 @@ def vectors_of(layer, x):
     return left, reference.softmax(reference.project(x, weights, "key"), dim=1)
 
 
+@pytest.mark.slow_on("jax")
 def test_the_new_layer_is_efficient_attention():
     layer, x = layer_of(0.0), tokens(LENGTH)
     _, matrix = layer(x, return_attention_scores=True)

@@ -110,6 +110,7 @@ def test_parts_of_any_length_with_padding_and_segments(name, sizes, seed):
 
 
 @pytest.mark.parametrize("kind", CACHED)
+@pytest.mark.slow_on("jax")
 def test_right_padded_prompts_are_written_over(kind):
     """Prompts of different lengths in one batch: the shorter one goes on where it ends."""
     layer, x, lengths = layer_of(kind), tokens(6), np.array([3, 5])

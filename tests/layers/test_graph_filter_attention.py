@@ -42,6 +42,7 @@ def test_one_group_for_each_head_is_the_layer_without_groups():
     np.testing.assert_array_equal(to_numpy(grouped(tokens())), to_numpy(plain(tokens())))
 
 
+@pytest.mark.slow_on("jax")
 def test_token_masks_belong_to_the_chosen_axis():
     x = np.random.default_rng(0).standard_normal((2, 3, 5, CHANNELS)).astype("float32")
     layer, flat = GraphFilterAttention(HEADS, SIZE, attention_axes=2), layer_of()

@@ -69,6 +69,7 @@ def assert_lasts(name, mode, folder, channels):
     return model, inputs, expected
 
 
+@pytest.mark.slow_on("jax")
 def test_a_file_of_a_quantised_model_is_loaded(tmp_path):
     assert_lasts(GFA, "float8", tmp_path, 8)
 

@@ -239,6 +239,7 @@ OF_OPEN_LENGTH = {
 
 @pytest.mark.skipif(BACKEND != "jax", reason="other backends do not derive lengths")
 @pytest.mark.parametrize("name", OF_OPEN_LENGTH)
+@pytest.mark.slow_on("jax")
 def test_an_open_length_is_known_to_stay(name):
     """As in an export. A residual connection adds inputs and outputs, so it needs equal lengths."""
     import jax

@@ -125,6 +125,7 @@ def decayed_weights(model):
     return decayed, {v.path for v in variables if v.path.endswith("kernel")}
 
 
+@pytest.mark.slow_on("jax")
 def test_only_matrices_decay_and_the_rate_rises_and_falls():
     rates = "--learning-rate 1e-2 --final-learning-rate 1e-4 --warm-up-epochs 2 --epochs 10"
     options = RECIPE.parse([*TINY, *rates.split(), "--accumulate", "2"])

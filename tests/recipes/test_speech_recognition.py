@@ -177,6 +177,7 @@ def test_relative_positions_are_those_of_transformer_xl(attention):
     np.testing.assert_allclose(to_numpy(found)[0], expected, atol=1e-5)
 
 
+@pytest.mark.slow_on("jax")
 def test_the_loss_joins_all_alignments_and_smoothed_tokens():
     problem = RECIPE.load(options_of())
     model = RECIPE.model.trained(model_of("softmax", "transformer", problem)[0], problem)
@@ -363,8 +364,9 @@ def test_a_transcript_comes_back_from_its_ids(unit):
 def test_batches_by_seconds_hold_all_recordings_once_at_three_speeds():
     problem = RECIPE.load(options_of("--train-examples 40"))
     split = problem.train
-    lengths = lengths_of(split, [problem.test], True, 3)
-    batches = Recordings(split, lengths, 99, seed=3, perturb=True, batch_samples=60000)
+    speeds = [0.8, 1.0, 1.1]
+    lengths = lengths_of(split, [problem.test], speeds, 3)
+    batches = Recordings(split, lengths, 99, seed=3, speeds=speeds, batch_samples=60000)
     seen = []
     for place in range(batches.num_batches):
         inputs, labels, weights = batches[place]
@@ -376,7 +378,7 @@ def test_batches_by_seconds_hold_all_recordings_once_at_three_speeds():
             seen.append(problem.vocabulary.decode(said))
             assert inputs["num_samples"][row] <= length
     assert sorted(seen) == sorted(split.texts)
-    assert set(batches.speeds) == {0, 1, 2}
+    assert set(batches.drawn) == {0, 1, 2}
     first, count = batches[0][0]["samples"], batches.num_batches
     for epoch in (2, 1):  # Keras asks for the number of batches once
         batches.start_epoch(epoch)

@@ -71,6 +71,7 @@ def test_cached_logits_are_those_of_the_call_also_after_reordering(encoded):
         np.testing.assert_allclose(to_numpy(logits), expected, atol=1e-5)
 
 
+@pytest.mark.slow_on("jax")
 def test_a_decoder_sees_no_later_token_and_no_padding():
     decoder = make_decoder()
     tokens, encoded = TOKENS[:2].copy(), ENCODED.copy()

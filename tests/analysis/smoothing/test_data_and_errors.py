@@ -42,6 +42,7 @@ def test_data_come_in_every_form():
             np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow_on("jax")
 def test_several_inputs_are_a_list_or_a_dictionary():
     inputs = [keras.Input((4, 8), name="a"), keras.Input((4, 8), name="b")]
     model = keras.Model(inputs, attention("graph_filter")(keras.layers.Add()(inputs)))

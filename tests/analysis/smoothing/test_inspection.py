@@ -81,6 +81,7 @@ BLOCKS = {
 
 @pytest.mark.parametrize("converted", [True, False])
 @pytest.mark.parametrize("name", sorted(BLOCKS))
+@pytest.mark.slow_on("jax")
 def test_kerashub_models_need_no_change(name, converted):
     model = random_backbone(name)
     if converted:
@@ -145,6 +146,7 @@ def test_a_task_of_kerashub_reports_its_backbone():
     )
 
 
+@pytest.mark.slow_on("jax")
 def test_a_subclassed_model_is_built_and_measured():
     model = Subclassed()
     tokens = random.normal(size=(3, 6, 6)).astype("float32")  # an even number of tokens
