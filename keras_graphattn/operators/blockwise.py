@@ -25,6 +25,7 @@ from keras_graphattn.numerics.blocks import (
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, compiled_once
 from keras_graphattn.numerics.precision import at_least_float32, positions_of
+from keras_graphattn.operators.device_kernels import Kernels, chosen_kernels
 from keras_graphattn.operators.operator import Operator, Visibility
 from keras_graphattn.operators.softmax import (
     Logits,
@@ -92,6 +93,9 @@ class BlockwiseOperator(Operator):
             return SoftmaxOperator(scores, visible, dtype=x.dtype, logits=self.logits).twice(x)
         if not self.logits.is_plain:  # the backend knows the gradients of the added numbers
             return super().twice(x)
+        kernels = self._kernels(x)
+        if kernels is not None:
+            return self._twice_on_kernels(x, kernels)
         blocks, tensors = _Blocks.of(self.visibility, self.block_size, self.logits)
 
         def by_blocks(query: Tensor, key: Tensor, x: Tensor) -> Tensors:
@@ -105,6 +109,28 @@ class BlockwiseOperator(Operator):
             once, second = twice(by_blocks, self.query, self.key, x, visible)
         else:
             once, second = by_blocks(self.query, self.key, x)
+        return once, second
+
+    def _kernels(self, x: Float[Tensor, "B T N D"]) -> Kernels | None:
+        """The kernels for `twice`, where they are asked for and take what this operator sees."""
+        kernels, seen = chosen_kernels(), self.visibility
+        if kernels is None or seen.entries is not None or seen.window is not None:
+            return None
+        from keras_graphattn.operators.pallas_sweeps import fits
+
+        return kernels if fits(self.query, x) else None
+
+    def _twice_on_kernels(
+        self, x: Float[Tensor, "B T N D"], kernels: Kernels
+    ) -> tuple[Float[Tensor, "B T N D"], Float[Tensor, "B T N D"]]:
+        """`twice` by `pallas_sweeps`, which takes both masks of tokens."""
+        everything = ops.ones(ops.shape(x)[:2], "bool")
+        seen = self.visibility
+        masks = [everything if one is None else one for one in (seen.queries, seen.keys)]
+        masks = [ops.broadcast_to(ops.cast(one, "bool"), ops.shape(x)[:2]) for one in masks]
+        named = seen._replace(queries=masks[0], keys=masks[1])
+        blocks, tensors = _Blocks.of(named, self.block_size, self.logits)
+        once, second = _swept(blocks, kernels)(self.query, self.key, x, *tensors)
         return once, second
 
     def finished(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
@@ -197,6 +223,16 @@ def _once(
         ops.shape(query)[1],
         blocks.block_size,
     )
+
+
+@cached
+def _swept(blocks: _Blocks, kernels: Kernels) -> Callable[..., Tensors]:
+    from keras_graphattn.operators.pallas_sweeps import with_gradient
+
+    def gradient(inputs: Tensors, outputs: Tensors, upstream: Tensors) -> tuple[Tensor | None, ...]:
+        return _gradient_of_twice(blocks, inputs, outputs, upstream)
+
+    return with_gradient(gradient, blocks.visibility.causal, kernels)
 
 
 @cached

@@ -1,11 +1,20 @@
 """Pallas kernels, step by step on a CPU, equal the portable form; lowered for GPUs and TPUs."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
+from keras import ops
 
 from keras_graphattn import layers, masks
 from keras_graphattn.masks.chunked import Decay, Form, attention_by_form
-from keras_graphattn.operators import device_kernels, use_kernels
+from keras_graphattn.operators import (
+    BlockwiseOperator,
+    Visibility,
+    blockwise,
+    device_kernels,
+    use_kernels,
+)
 from keras_graphattn.operators.device_kernels import Kernels, chosen_kernels
 from tests.numerics import (
     BACKEND,
@@ -18,6 +27,7 @@ from tests.numerics import (
 
 on_jax = pytest.mark.skipif(BACKEND != "jax", reason="Pallas is jax's")
 PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
+CALLS = {"gpu": "xla.gpu.triton", "tpu": "tpu_custom_call"}
 BATCH, HEADS = 2, 2
 
 
@@ -70,6 +80,74 @@ def test_the_kernel_equals_the_portable_form(kind, length, platform, monkeypatch
         assert_all_close({place: gradient}, {place: gradients[place]}, tolerance)
 
 
+def twice(visibility):
+    """Both applications of attention, of query, key and x, in blocks of 64 rows."""
+
+    def function(query, key, x):
+        once, second = BlockwiseOperator(query, key, visibility, block_size=64).twice(x)
+        return ops.concatenate([once, second], axis=-1)
+
+    return function
+
+
+@on_jax
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+@pytest.mark.parametrize("masked", ["nothing", "causal", "padded", "causal and padded"])
+def test_two_sweeps_equal_the_portable_form(masked, scale, platform, monkeypatch):
+    generator = np.random.default_rng(3)
+    query, key, x = generator.standard_normal((3, BATCH, 150, HEADS, 5)).astype("float32")
+    kept = np.ones((BATCH, 150), bool)
+    if "padded" in masked:
+        kept[0, :3] = kept[1, 100:] = False  # causal: the first rows see nothing
+        x[~kept] = 1e15
+    seen = Visibility(keys=kept, queries=kept) if "padded" in masked else Visibility()
+    function = twice(seen._replace(causal="causal" in masked))
+    arrays = [scale * query, key, x]
+    expected, gradients = value_and_gradients(function, *arrays)
+    monkeypatch.setattr(device_kernels, "_chosen", Kernels(platform, interpret=True))
+    swept = mock.Mock(wraps=blockwise._swept)
+    monkeypatch.setattr(blockwise, "_swept", swept)
+    found, own = value_and_gradients(function, *arrays)
+    assert swept.called
+    if scale > 1.0:  # one key has all the weight: a rounding of a score moves it
+        assert np.isfinite(found).all()
+        assert np.mean(np.abs(found - expected) > 1e-2) < 0.01
+        return
+    assert_close(found, expected, 1e-5)
+    assert_all_close(own, gradients, 1e-5)
+
+
+@on_jax
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_two_sweeps_in_half_precision(dtype, monkeypatch):
+    generator = np.random.default_rng(3)
+    query, key, x = (
+        ops.cast(each, dtype) for each in generator.standard_normal((3, BATCH, 150, HEADS, 5))
+    )
+    operator = BlockwiseOperator(query, key, block_size=64)
+    expected = operator.twice(x)
+    monkeypatch.setattr(device_kernels, "_chosen", Kernels("gpu", interpret=True))
+    for one, other in zip(operator.twice(x), expected, strict=True):
+        assert one.dtype == x.dtype
+        assert_close(ops.cast(one, "float32"), ops.cast(other, "float32"), 2e-2)
+
+
+@pytest.mark.parametrize("kind", ["entries", "window", "short", "wide"])
+def test_sweeps_leave_other_calls_to_the_portable_form(kind, monkeypatch):
+    length, width = 90 if kind == "short" else 140, 130 if kind == "wide" else 4
+    query, key, x = np.random.default_rng(0).standard_normal((3, 1, length, 1, width))
+    seen = Visibility(
+        entries=np.ones((1, length, length), bool) if kind == "entries" else None,
+        window=5 if kind == "window" else None,
+    )
+    operator = BlockwiseOperator(*map(ops.convert_to_tensor, (query, key)), seen, block_size=64)
+    monkeypatch.setattr(device_kernels, "_chosen", Kernels("gpu"))
+    assert operator._kernels(ops.convert_to_tensor(x)) is None
+
+
 @on_jax
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", [masks.GatedDecay, lambda: masks.Exponential(2, causal=True)])
@@ -91,17 +169,39 @@ def test_a_layer_with_padding_gives_the_same(mask, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_kernel_and_its_gradients_are_lowered(platform, monkeypatch):
+    monkeypatch.setattr(device_kernels, "_chosen", Kernels(platform))
+    function, shapes = of_form("gates")
+    given = arrays(130, shapes, features=64, width=66)
+    assert CALLS[platform] in lowered_text(jax_gradient(function, 4), platform, *given)
+
+
+def jax_gradient(function, count):
+    import jax
+
+    return jax.grad(lambda *x: function(*x).sum(), tuple(range(count)))
+
+
+def lowered_text(step, platform, *arrays):
+    """The program of a step for a platform that is not here."""
     import jax
     from jax.export import DisabledSafetyCheck, export
 
-    monkeypatch.setattr(device_kernels, "_chosen", Kernels(platform))
-    function, shapes = of_form("gates")
-    step = jax.grad(lambda *x: function(*x).sum(), (0, 1, 2, 3))
     # jax does not promise that modules with these kernels run on later releases
     checks = [DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
     lowered = export(jax.jit(step), platforms=[PLATFORMS[platform]], disabled_checks=checks)
-    text = lowered(*arrays(130, shapes, features=64, width=66)).mlir_module()
-    assert {"gpu": "xla.gpu.triton", "tpu": "tpu_custom_call"}[platform] in text
+    return lowered(*arrays).mlir_module()
+
+
+@on_jax
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_two_sweeps_and_their_gradients_are_lowered(platform, causal, monkeypatch):
+    monkeypatch.setattr(device_kernels, "_chosen", Kernels(platform))
+    function = twice(Visibility(causal=causal))
+    arrays = np.random.default_rng(0).standard_normal((3, 2, 150, 2, 66)).astype("float32")
+    step = jax_gradient(function, 3)
+    assert lowered_text(step, platform, *arrays).count(CALLS[platform]) == 2
 
 
 def test_kernels_are_refused_without_a_device():

@@ -9,6 +9,7 @@ import ast
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import keras
 import numpy as np
@@ -26,7 +27,14 @@ from keras_graphattn.masks.graphs.sparse import SparseMatrix
 from keras_graphattn.masks.graphs.walks import ExampleWalks
 from keras_graphattn.masks.trees.sweeps import exponential_product_of_batch
 from keras_graphattn.masks.trees.tables import table_product_of_batch
-from keras_graphattn.operators import BlockwiseOperator, DeltaRuleOperator, EdgeOperator, Visibility
+from keras_graphattn.operators import (
+    BlockwiseOperator,
+    DeltaRuleOperator,
+    EdgeOperator,
+    Visibility,
+    device_kernels,
+)
+from keras_graphattn.operators.device_kernels import Kernels
 from keras_graphattn.operators.p_laplacian import pair_distances
 from keras_graphattn.operators.softmax import with_bias
 from keras_graphattn.ops import (
@@ -135,6 +143,14 @@ def decayed(q, k, x, gates):
     return decayed_attention(q, k, x, log_gates, "gpu", interpret=True)
 
 
+def swept(q, k, x):
+    """Attention applied twice, on jax by the Pallas kernels, which run step by step."""
+    operator = BlockwiseOperator(q, k, Visibility(causal=True), block_size=64)
+    with mock.patch.object(device_kernels, "_chosen", Kernels("gpu", interpret=True)):
+        once, second = operator.twice(x)
+    return once * second
+
+
 def around_a_ring(q, k, x):
     """Attention in blocks, on jax around a ring of one device."""
     mask = masked(causal=True, keys=True)
@@ -219,6 +235,7 @@ CASES = {
     ),
     "ring": Case(around_a_ring, attention_arrays(), ("operators.jax_ring._applied",)),
     "decay": Case(decayed, long_arrays(), ("operators.pallas_decay._function",)),
+    "sweeps": Case(swept, long_arrays(130)[:3], ("operators.pallas_sweeps.with_gradient",)),
     "tree, levels": Case(tree_product("levels"), NODES, ("trees.sweeps.Sweeps",)),
     "tree, scan": Case(tree_product("scan"), NODES),
     "tree, doubling": Case(tree_product("doubling"), NODES),
