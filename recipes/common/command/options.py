@@ -37,7 +37,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "keras_graphattn"
 REMEDIES = ("scaled_high_frequency", "contra_norm")  # against tokens that become alike
 GRAPH_ATTENTIONS = (
     *("softmax", "gfsa", *REMEDIES),
-    *("gcn", "sgc", "gat", "edges", "graph_kernel", "graph_masked_kernel"),
+    *("gcn", "sgc", "gat", "gin", "edges", "graph_kernel", "graph_masked_kernel"),
 )
 # Defaults of the options of all recipes on graphs, and of those that classify graphs.
 WALKS = {"walks": 20, "walk_length": 4, "data_seed": 0, "cache_dir": CACHE}

@@ -27,6 +27,7 @@ from recipes.common.data.graphs import batches_of_parts
 from recipes.common.training.graph_layers import (
     GraphAttention,
     GraphConvolution,
+    GraphIsomorphism,
     SpectralGraphConvolution,
 )
 from recipes.common.training.layers import attend, dropout, named_seed, probabilities
@@ -40,6 +41,7 @@ NEEDED = {
     "gcn": ("edges",),
     "sgc": ("edges",),
     "gat": ("edges",),
+    "gin": ("edges",),
     "edges": ("edges",),
     "graph_kernel": ("walks",),
     "graph_masked_kernel": ("walks",),
@@ -180,6 +182,11 @@ def sgc(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -
 def gat(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
     """Graph attention with additive scores; the outputs of the heads are concatenated."""
     return GraphAttention(**arguments)(nodes, graph["edges"])
+
+
+def gin(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
+    """Graph isomorphism network; its weights are matrices without heads."""
+    return GraphIsomorphism(_width(arguments), name=arguments["name"])(nodes, graph["edges"])
 
 
 def edges(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
