@@ -101,6 +101,14 @@ _ALL = (
         "recipes.common.training.graphs:graph_masked_kernel",
         options=KERNEL_OPTIONS,
     ),
+    Attention(
+        *("deep_multisets", "deep multisets", "#c51b7d"),
+        "recipes.common.training.graphs:deep_multisets",
+    ),
+    Attention(
+        *("molecular_fingerprint", "molecular fingerprint", "#80b1d3"),
+        "recipes.common.training.graphs:molecular_fingerprint",
+    ),
 )
 ATTENTIONS = {attention.name: attention for attention in _ALL}
 # Attentions that `convert` does not put into a decoder.

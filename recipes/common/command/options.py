@@ -125,6 +125,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "classify the pooled nodes of the last layer only, by one dense layer",
     },
+    "relu_head": {
+        "action": _YES_OR_NO,
+        "help": "classify the pooled nodes of the last layer only, by a hidden ReLU layer and a "
+        "dense layer",
+    },
     "buckets": {"type": at_least(1), "help": "numbers of nodes to pad to"},
     "decay": {"action": "store_true", "help": "the learning rate falls linearly to 0"},
     # of attentions; without a value the default is None
