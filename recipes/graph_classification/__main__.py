@@ -128,8 +128,11 @@ class GraphClassification(ClassifierOfGraphs):
         return {"graphs": 300} if options.dataset == MADE else {}
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
-        units = {"units": options.feed_forward}  # as wide before the pooling as after it
-        return super().attention_defaults(options) | {"deep_multisets": units}
+        defaults = super().attention_defaults(options)
+        defaults["deep_multisets"] = {"units": options.feed_forward}  # as after the pooling
+        if options.published:
+            defaults["gin"] = {"normalise": True}  # as in arXiv 1810.00826
+        return defaults
 
     def folder(self, options: argparse.Namespace) -> str:
         return options.dataset + ("-published" if options.published else "")

@@ -284,6 +284,17 @@ def test_models_without_structure_are_their_formulas(name, tmp_path):
         np.testing.assert_allclose(to_numpy(served(inputs))[row], probabilities, atol=1e-5)
 
 
+def test_of_the_published_models_gin_alone_normalises_over_the_batch(tmp_path):
+    options = RECIPE.parse(published_data(tmp_path, tu_text()))
+    problem = data.load(options)
+    counts = {}
+    for name in ("gcn", "gin"):
+        model = build(RECIPE.trial(problem, name, options))
+        kinds = [type(layer).__name__ for layer in model.layers]
+        counts[name] = kinds.count("BatchNormalization")
+    assert counts == {"gcn": 0, "gin": 2}
+
+
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_a_published_run_counts_its_trainings_and_says_what_differs(tmp_path, capsys):
     asked = f"{' '.join(published_data(tmp_path, tu_text()))} --attention gin --seeds 0,1,2"

@@ -138,14 +138,14 @@ def graph_classification_cases():
     options |= {"feed_forward": 128, "pooling": "sum", "relu_head": True, "normalise": False}
     molecules = ["gcn", "gat", "gin", "molecular_fingerprint", "graph_kernel"]
     sets = ["gcn", "gat", "gin", "deep_multisets", "graph_kernel"]
-    units = {"deep_multisets": {"units": 128}}
+    units = {"deep_multisets": {"units": 128}, "gin": {"normalise": True}, "gcn": {}}
     for name, attentions in {"NCI1": molecules, "ENZYMES": sets, "IMDB-BINARY": sets}.items():
         command = f"--dataset {name} --data-dir x --published"
         yield command, {**options, "attention": attentions}, units, []
     changed = "--dataset MUTAG --data-dir x --published --seeds 0 --walks 9 --no-relu-head"
     found = ["relu_head False (published: True)", "walks 9 (published: 50)"]
     yield changed, {"seeds": [0], "attention": molecules}, {}, found
-    yield "", {"relu_head": False, "seeds": [0]}, {"deep_multisets": {"units": 32}}
+    yield "", {"relu_head": False, "seeds": [0]}, {"deep_multisets": {"units": 32}, "gin": {}}
 
 
 MAKERS = (

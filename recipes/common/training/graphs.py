@@ -131,11 +131,12 @@ def encodings(trial: Trial, inputs: Mapping[str, Tensor]) -> list[Tensor]:
 
     With `options.embedding`, a dense layer brings the features to the width of the model before
     the first layer. Each layer is the attention, then ELU. With `options.skip`, a dense layer of
-    the nodes is added to the output of the attention; with `options.normalise`, the sum is
-    normalised over the nodes of a batch. All layers but the last one have `options.heads` heads;
-    the last one has `options.last_heads`, one by default, of the same width together. There is
-    dropout on the features and between the layers. A model without structure has none of this: the
-    nodes are what `deep_multisets` or `molecular_fingerprint` makes of their features.
+    the nodes is added to the output of the attention; with `options.normalise`, or where the
+    attention has `normalise` in its settings, the sum is normalised over the nodes of a batch. All
+    layers but the last one have `options.heads` heads; the last one has `options.last_heads`, one
+    by default, of the same width together. There is dropout on the features and between the layers.
+    A model without structure has none of this: the nodes are what `deep_multisets` or
+    `molecular_fingerprint` makes of their features.
     """
     options = trial.options
     width = options.heads * options.key_dim
@@ -156,7 +157,7 @@ def encodings(trial: Trial, inputs: Mapping[str, Tensor]) -> list[Tensor]:
             sums = layers.Add(name=f"{name}_sum")(
                 [sums, layers.Dense(width, name=f"{name}_skip")(nodes)]
             )
-        if options.normalise:
+        if options.normalise or trial.settings.get("normalise", False):
             sums = _normalise(options, name)(sums, mask=inputs["node_mask"])
         outputs.append(layers.Activation("elu", name=name)(sums))
     return outputs
