@@ -90,6 +90,7 @@ _ALL = (
     Attention("gcn", "GCN", "#56b4e9", "recipes.common.training.graphs:gcn"),
     Attention("sgc", "SGC", "#8c6bb1", "recipes.common.training.graphs:sgc"),
     Attention("gat", "GAT", "#b8860b", "recipes.common.training.graphs:gat"),
+    Attention("gin", "GIN", "#4d9221", "recipes.common.training.graphs:gin"),
     Attention(
         *("edges", "edges", "#2f4f4f", "recipes.common.training.graphs:edges"),
         options=(*FILTER, "expander_degree", "num_virtual_nodes", RATE),
@@ -99,6 +100,14 @@ _ALL = (
         *("graph_masked_kernel", "graph-masked kernel", "#8b0000"),
         "recipes.common.training.graphs:graph_masked_kernel",
         options=KERNEL_OPTIONS,
+    ),
+    Attention(
+        *("deep_multisets", "deep multisets", "#c51b7d"),
+        "recipes.common.training.graphs:deep_multisets",
+    ),
+    Attention(
+        *("molecular_fingerprint", "molecular fingerprint", "#80b1d3"),
+        "recipes.common.training.graphs:molecular_fingerprint",
     ),
 )
 ATTENTIONS = {attention.name: attention for attention in _ALL}

@@ -156,13 +156,16 @@ def geometric(random: np.random.Generator, nodes: int) -> Edges:
     return pairs[np.argsort(distances)[: 2 * nodes]]
 
 
-def with_degrees(graph: Graph, *, beside: bool = False) -> Graph:
+def with_degrees(graph: Graph, *, beside: bool = False, one_hot: bool = True) -> Graph:
     """The graph with the degree of each node, up to 20, as its features: a one-hot vector.
 
-    With `beside=True`, they are added to the features of the graph; else they replace them.
+    With `one_hot=False`, the degree is one number, without a limit. With `beside=True`, they are
+    added to the features of the graph; else they replace them.
     """
     degrees = np.bincount(graph.edges.ravel(), minlength=graph.num_nodes)
-    features = np.eye(LARGEST_DEGREE + 1)[np.minimum(degrees, LARGEST_DEGREE)]
+    features = degrees[:, None].astype("float64")
+    if one_hot:
+        features = np.eye(LARGEST_DEGREE + 1)[np.minimum(degrees, LARGEST_DEGREE)]
     if beside:
         features = np.concatenate([graph.node_features, features], axis=1)
     return Graph(graph.edges, node_features=features, label=graph.label, num_nodes=graph.num_nodes)
@@ -173,7 +176,10 @@ def _pair(u: int, v: int) -> tuple[int, int]:
 
 
 def _read(options: argparse.Namespace) -> Folds:
-    """TU data; degrees replace the tags if all nodes have the same tag, or are added to them."""
+    """TU data; degrees replace the tags if all nodes have the same tag, or are added to them.
+
+    With `--published`, a degree that replaces tags is one number, as in arXiv 1912.09893.
+    """
     if options.data_dir is None:
         raise UsageError(
             f"--dataset {options.dataset} needs --data-dir, with {options.dataset}.txt or "
@@ -187,6 +193,7 @@ def _read(options: argparse.Namespace) -> Folds:
     graphs = data.graphs
     one_tag = graphs[0].node_features.shape[1] == 1
     if one_tag or options.degrees:
-        graphs = [with_degrees(graph, beside=not one_tag) for graph in graphs]
+        form = {"beside": not one_tag, "one_hot": not (one_tag and options.published)}
+        graphs = [with_degrees(graph, **form) for graph in graphs]
     classes = [str(label) for label in data.classes]
     return Folds(options.dataset, classes, graphs, data.folds, bool(data.folds))

@@ -114,6 +114,8 @@ MODELS = {
     "nodes_graph_kernel": (nodes_model, "graph_kernel"),
     # of motif_detection and graph_classification
     **all_attentions("graphs", graph_model, "motif_detection"),
+    "graphs_deep_multisets": (graph_model, "deep_multisets", "graph_classification"),
+    "graphs_fingerprint": (graph_model, "molecular_fingerprint", "graph_classification"),
     **{f"regression_{one}": (regression_model, one) for one in ("softmax", "gfsa", "gat")},
     **all_attentions("time_series", series_model, "time_series"),
     **all_attentions("arena", arena_model, "long_range_arena"),

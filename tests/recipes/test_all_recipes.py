@@ -431,6 +431,7 @@ def test_wrong_options_are_one_line(name, tmp_path, capsys):
         ("long_range_arena", "--task retrieval", ["--data-dir", "AAN"]),
         ("graph_classification", "--dataset NCI1", ["NCI1", "--data-dir"]),
         ("graph_classification", "--degrees", ["--degrees", "no other feature"]),
+        ("graph_classification", "--published", ["--published is for TU data", "--dataset NAME"]),
         ("graph_regression", "--dataset zinc", ["zinc", "--data-dir", "train.pickle"]),
         ("node_classification", "--dataset cora", ["cora", "--data-dir"]),
         ("image_classification", "--dataset folder", ["--data-dir", "sub-folder"]),

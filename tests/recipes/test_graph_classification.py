@@ -5,12 +5,14 @@ import pytest
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.graphs import batches_of, labels_of
 from recipes.common.training.graphs import inputs_of
+from recipes.common.training.records import by_fold, table
 from recipes.graph_classification import data
 from recipes.graph_classification.__main__ import RECIPE
 from recipes.graph_classification.model import build, prepare
 from tests.graphs.test_readers import write_tu
 from tests.numerics import to_numpy
 from tests.recipes.command_line import assert_one_error_line, history_of, run
+from tests.recipes.test_output import a_run
 
 MODEL = "--heads 2 --key-dim 2 --feed-forward 4 --walks 3 --walk-length 2 --epochs 2 --verbose 0"
 
@@ -237,3 +239,88 @@ def test_what_chooses_the_epoch(metric, tmp_path, capsys):
 
 def test_all_epochs_are_trained_where_the_last_one_is_chosen():
     assert RECIPE.parse(["--choose-by", "last_epoch", "--epochs", "7"]).patience == 7
+
+
+def test_trainings_of_a_fold_are_averaged_before_the_folds():
+    accuracies = {0: 0.5, 1: 0.4, 10: 0.7, 20: 0.9}
+    assert by_fold(accuracies) == accuracies
+    assert by_fold(accuracies, 10) == pytest.approx({0: 0.7, 1: 0.4})
+    runs = [a_run("gcn", seed, 1) for seed in (0, 1, 10, 21)]  # 0.5 + 0.01 seed
+    (row,) = table(runs, folds=10)
+    assert (row["seeds"], row["folds"]) == (4, 2)
+    assert row["test_accuracy_mean"] == pytest.approx((0.55 + 0.61) / 2)
+    assert row["test_accuracy_standard_deviation"] == pytest.approx(np.std([0.55, 0.61], ddof=1))
+    assert "folds" not in table(runs)[0]
+
+
+PUBLISHED_TINY = "--published --dataset MADE --heads 2 --key-dim 2 --feed-forward 4 --walks 3"
+
+
+def published_data(folder, text):
+    write_tu(folder, text, [(range(12), range(12, 24)), (range(12, 24), range(12))])
+    return [*PUBLISHED_TINY.split(), "--data-dir", str(folder)]
+
+
+@pytest.mark.parametrize("name", ["deep_multisets", "molecular_fingerprint"])
+def test_models_without_structure_are_their_formulas(name, tmp_path):
+    options = RECIPE.parse(published_data(tmp_path, tu_text()))
+    problem = data.load(options)
+    trial = RECIPE.trial(problem, name, options)
+    training, served = prepare(trial), build(trial)
+    served.set_weights(training.model.get_weights())
+    inputs = batches_of(problem.graphs[:4], inputs_of(name), options, sizes=[9])[0][0]
+    assert inputs["nodes"].shape[1] > max(graph.num_nodes for graph in problem.graphs)
+    weights = [to_numpy(weight) for weight in served.weights]
+    for row, graph in enumerate(problem.graphs[:4]):
+        nodes = np.bincount(graph.edges.ravel())[:, None]  # degrees, as numbers
+        np.testing.assert_array_equal(graph.node_features, nodes)
+        *first, kernel, bias, last_kernel, last_bias = weights
+        if name == "deep_multisets":
+            nodes = np.maximum(nodes @ first[0] + first[1], 0)
+        hidden = np.maximum(nodes.sum(axis=0) @ kernel + bias, 0)
+        logits = hidden @ last_kernel + last_bias
+        np.testing.assert_allclose(to_numpy(training.model(inputs))[row], logits, atol=1e-5)
+        probabilities = np.exp(logits) / np.exp(logits).sum()
+        np.testing.assert_allclose(to_numpy(served(inputs))[row], probabilities, atol=1e-5)
+
+
+def test_of_the_published_models_gin_alone_normalises_over_the_batch(tmp_path):
+    options = RECIPE.parse(published_data(tmp_path, tu_text()))
+    problem = data.load(options)
+    counts = {}
+    for name in ("gcn", "gin"):
+        model = build(RECIPE.trial(problem, name, options))
+        kinds = [type(layer).__name__ for layer in model.layers]
+        counts[name] = kinds.count("BatchNormalization")
+    assert counts == {"gcn": 0, "gin": 2}
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_a_published_run_counts_its_trainings_and_says_what_differs(tmp_path, capsys):
+    asked = f"{' '.join(published_data(tmp_path, tu_text()))} --attention gin --seeds 0,1,2"
+    more = f"--epochs 1 --skip-saved-model --verbose 0 --cache-dir {tmp_path / 'cache'}"
+    results = run(RECIPE, tmp_path / "out", asked, more)
+    assert results["protocol"] == "published"
+    (row,) = results["table"]
+    assert (row["seeds"], row["folds"]) == (3, 2)
+    assert "epochs 1 (published: 1000)" in results["published"]["departures"]
+    printed = capsys.readouterr().out
+    for line in (
+        "deviation over folds, each the mean of its trainings",
+        "arXiv 2107.07999 has no number for MADE.",
+        "trainings, 30 of 10 folds in the protocol: GIN 3 of 2.",
+    ):
+        assert line in printed
+
+
+def test_the_number_of_the_paper_and_other_features_are_named(tmp_path):
+    options = RECIPE.parse(["--published", "--dataset", "ENZYMES", "--data-dir", "x"])
+    options.features = 3
+    departures = RECIPE.deviations(options)
+    assert departures == ["features of a node 3 (published: 21)"]
+    rows = [{"attention": name, "seeds": 30, "folds": 10} for name in ("gat", "graph_kernel")]
+    results = {"table": rows, "published": {"departures": departures}}
+    number, settings, *others = RECIPE.published_notes(results, options)
+    assert number == "arXiv 2107.07999: GKAT 0.697, with options searched in each fold."
+    assert departures[0] in settings
+    assert others == ["not in arXiv 1912.09893: GAT."]

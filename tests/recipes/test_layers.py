@@ -14,11 +14,19 @@ from recipes.common.images.cait import TalkingHeadsAttention
 from recipes.common.training.graph_layers import (
     GraphAttention,
     GraphConvolution,
+    GraphIsomorphism,
     SpectralGraphConvolution,
 )
 from recipes.common.training.layers import linear
 from tests.numerics import randomise, relative_rms, to_numpy
-from tests.recipes.formulas import assert_is_formula, in_heads, joined, talking_heads, weights_of
+from tests.recipes.formulas import (
+    assert_is_formula,
+    dense,
+    in_heads,
+    joined,
+    talking_heads,
+    weights_of,
+)
 from tests.reference_topology import random_edges
 
 HEADS, SIZE, WIDTH, LENGTH, ORDER = 2, 3, 6, 7, 4
@@ -81,6 +89,18 @@ def sgc_formula(nodes, weights):
     return torch.stack(outputs)
 
 
+def gin_formula(nodes, weights):
+    outputs = []
+    for x, edges in zip(nodes, GRAPH["edges"], strict=True):
+        rows = [(1 + weights["epsilon"]) * row for row in x]
+        for u, v in edges:
+            if u >= 0:
+                rows[u], rows[v] = rows[u] + x[v], rows[v] + x[u]
+        hidden = torch.stack(rows) @ weights["dense/kernel"] + weights["bias"]
+        outputs.append(dense(torch.relu(hidden), weights, "second"))
+    return torch.stack(outputs)
+
+
 def gat_formula(nodes, weights):
     outputs = []
     for x, edges in zip(nodes, GRAPH["edges"], strict=True):
@@ -112,6 +132,7 @@ CASES = {
         lambda: SpectralGraphConvolution(WIDTH, order=3),
         *(sgc_formula, [GRAPH["nodes"]], (GRAPH["edges"],)),
     ),
+    "gin": Case(lambda: GraphIsomorphism(WIDTH), gin_formula, [GRAPH["nodes"]], (GRAPH["edges"],)),
     "gat": Case(
         lambda: GraphAttention(HEADS, SIZE), gat_formula, [GRAPH["nodes"]], (GRAPH["edges"],)
     ),

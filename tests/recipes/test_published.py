@@ -132,8 +132,24 @@ def motif_detection_cases():
     yield "--task grid", {"linear_head": False}, {"gcn": {}}
 
 
+def graph_classification_cases():
+    options = {"seeds": [*range(30)], "epochs": 1000, "patience": 500, "batch_size": 32}
+    options |= {"learning_rate": 1e-3, "heads": 8, "key_dim": 8, "last_heads": 1}
+    options |= {"feed_forward": 128, "pooling": "sum", "relu_head": True, "normalise": False}
+    molecules = ["gcn", "gat", "gin", "molecular_fingerprint", "graph_kernel"]
+    sets = ["gcn", "gat", "gin", "deep_multisets", "graph_kernel"]
+    units = {"deep_multisets": {"units": 128}, "gin": {"normalise": True}, "gcn": {}}
+    for name, attentions in {"NCI1": molecules, "ENZYMES": sets, "IMDB-BINARY": sets}.items():
+        command = f"--dataset {name} --data-dir x --published"
+        yield command, {**options, "attention": attentions}, units, []
+    changed = "--dataset MUTAG --data-dir x --published --seeds 0 --walks 9 --no-relu-head"
+    found = ["relu_head False (published: True)", "walks 9 (published: 50)"]
+    yield changed, {"seeds": [0], "attention": molecules}, {}, found
+    yield "", {"relu_head": False, "seeds": [0]}, {"deep_multisets": {"units": 32}, "gin": {}}
+
+
 MAKERS = (
-    motif_detection_cases,
+    *(motif_detection_cases, graph_classification_cases),
     *(time_series_cases, long_range_arena_cases, text_classification_cases),
     *(code_classification_cases, image_classification_cases, graph_regression_cases),
 )

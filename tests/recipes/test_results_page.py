@@ -22,7 +22,7 @@ def test_each_file_has_its_command_and_its_means(file):
     for row in file.content["table"]:
         values = list(file.values(row["attention"]).values())
         mean = row[f"test_{file.metric}_mean"]
-        assert len(values) == row["seeds"]
+        assert len(values) == row.get("folds", row["seeds"])
         assert statistics.fmean(values) == pytest.approx(mean)
 
 
@@ -58,6 +58,20 @@ def test_differences_are_of_shared_seeds_and_positive_where_better(tmp_path):
     assert change.mean == pytest.approx(100 * 0.6 / 4.5)  # a lower perplexity is better
     results.draw([file], tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+def test_trainings_of_a_fold_are_averaged_before_folds_are_compared(tmp_path):
+    runs = [("softmax", 0, 0.5), ("softmax", 1, 0.6), ("softmax", 10, 0.7), ("gcn", 11, 0.9)]
+    runs += [("gcn", 10, 0.8)]
+    content = {"table": [{"test_accuracy_mean": 0.0}], "folds": {"count": 10}}
+    content["runs"] = [{"attention": a, "seed": s, "test_accuracy": x} for a, s, x in runs]
+    path = tmp_path / "graph_classification" / "results" / "NCI1-published.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(content))
+    file = Results(path)
+    assert file.values("softmax") == pytest.approx({0: 0.6, 1: 0.6})
+    assert file.difference("gcn").mean == pytest.approx(0.25)
+    assert results.PUBLISHED[file.name][1] == {"graph_kernel": pytest.approx(0.752)}
 
 
 def test_check_says_whether_the_page_is_that_of_the_files(monkeypatch, capsys):

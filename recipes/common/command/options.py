@@ -37,7 +37,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "keras_graphattn"
 REMEDIES = ("scaled_high_frequency", "contra_norm")  # against tokens that become alike
 GRAPH_ATTENTIONS = (
     *("softmax", "gfsa", *REMEDIES),
-    *("gcn", "sgc", "gat", "edges", "graph_kernel", "graph_masked_kernel"),
+    *("gcn", "sgc", "gat", "gin", "edges", "graph_kernel", "graph_masked_kernel"),
 )
 # Defaults of the options of all recipes on graphs, and of those that classify graphs.
 WALKS = {"walks": 20, "walk_length": 4, "data_seed": 0, "cache_dir": CACHE}
@@ -124,6 +124,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "linear_head": {
         "action": "store_true",
         "help": "classify the pooled nodes of the last layer only, by one dense layer",
+    },
+    "relu_head": {
+        "action": _YES_OR_NO,
+        "help": "classify the pooled nodes of the last layer only, by a hidden ReLU layer and a "
+        "dense layer",
     },
     "buckets": {"type": at_least(1), "help": "numbers of nodes to pad to"},
     "decay": {"action": "store_true", "help": "the learning rate falls linearly to 0"},

@@ -20,7 +20,10 @@ def write_results(
     runs: list[Run],
     packages: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Writes `results.json` and returns its content; `facts` come first."""
+    """Writes `results.json` and returns its content; `facts` come first.
+
+    Where the facts have folds, the table is of folds.
+    """
     best = best_run(runs)
     first, second = (text.replace("_", " ") for text in best.criterion.order)
     data = "validation" if best.is_validated else "training"
@@ -34,7 +37,7 @@ def write_results(
         "backend": keras.backend.backend(),
         "versions": _versions(packages),
         "tested_at": tested_at,
-        "table": table(runs),
+        "table": table(runs, facts.get("folds", {}).get("count")),
         "runs": [run.summary() for run in runs],
         "best_model": {
             "attention": best.attention,
@@ -77,7 +80,9 @@ def format_table(results: dict[str, Any], title: str, notes: list[str]) -> str:
         for row in rows
     ]
     heading, *body = lines
-    tested = f"{headings[0]}: at {results['tested_at']}; mean and standard deviation over seeds."
+    repeated = any(row.get("folds", row["seeds"]) < row["seeds"] for row in results["table"])
+    over = "folds, each the mean of its trainings" if repeated else "seeds"
+    tested = f"{headings[0]}: at {results['tested_at']}; mean and standard deviation over {over}."
     first = f"{title} on {results['backend']}"
     return "\n".join([first, heading, "-" * len(heading), *body, tested, *notes])
 

@@ -1,4 +1,4 @@
-"""GCN, ChebNet and GAT as Keras layers on the edges of graphs, for comparison."""
+"""GCN, GIN, ChebNet and GAT as Keras layers on the edges of graphs, for comparison."""
 
 from typing import Any
 
@@ -80,6 +80,43 @@ class GraphConvolution(_OnEdges):
         x = x * ops.rsqrt(degrees)
         sums = add_rows(ops.take(x, source, axis=0), target, count + 1)[:count]
         return (x + sums) * ops.rsqrt(degrees)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "units": self.width}
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
+class GraphIsomorphism(_OnEdges):
+    """relu(((1 + eps) x_i + sum_j x_j) W + b) W_2 + b_2, over the neighbours j of i (GIN).
+
+    eps is learned, from 0 on. W comes before the sum here, which is the same and narrower.
+
+    Args:
+        units: Width of the result, and of the hidden layer.
+        **kwargs: Those of a Keras layer.
+
+    Call arguments:
+        nodes: Tensor of shape (B, T, d).
+        edges: Integers of shape (B, E, 2), each edge once; (-1, -1) is padding.
+
+    Source: Xu et al., arXiv 1810.00826, Eq. 4.1, with a network of two layers.
+    """
+
+    def __init__(self, units: int, **kwargs: Any) -> None:
+        super().__init__(units, **kwargs)
+        self.second = layers.Dense(units, dtype=self.dtype_policy, name="second")
+
+    def build(self, nodes_shape: Any, edges_shape: Any = None) -> None:
+        self.epsilon = self.add_weight(shape=(), initializer="zeros", name="epsilon")
+        self.second.build((*nodes_shape[:-1], self.width))
+        super().build(nodes_shape)
+
+    def call(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        return self.second(ops.relu(super().call(nodes, edges)))
+
+    def passed(self, x: Tensor, source: Tensor, target: Tensor, count: Any) -> Tensor:
+        sums = add_rows(ops.take(x, source, axis=0), target, count + 1)[:count]
+        return (1.0 + ops.cast(self.epsilon, "float32")) * x + sums
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "units": self.width}

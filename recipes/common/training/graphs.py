@@ -27,6 +27,7 @@ from recipes.common.data.graphs import batches_of_parts
 from recipes.common.training.graph_layers import (
     GraphAttention,
     GraphConvolution,
+    GraphIsomorphism,
     SpectralGraphConvolution,
 )
 from recipes.common.training.layers import attend, dropout, named_seed, probabilities
@@ -40,16 +41,24 @@ NEEDED = {
     "gcn": ("edges",),
     "sgc": ("edges",),
     "gat": ("edges",),
+    "gin": ("edges",),
     "edges": ("edges",),
     "graph_kernel": ("walks",),
     "graph_masked_kernel": ("walks",),
+    "deep_multisets": (),
+    "molecular_fingerprint": (),
 }
+WITHOUT_STRUCTURE = ("deep_multisets", "molecular_fingerprint")  # no node sees another
 POOLINGS = {"mean": GraphMeanPooling, "sum": GraphSumPooling, "max": GraphMaxPooling}
 MOMENTUM = 0.9  # of the means that normalisation takes outside of training, at least
 
 
 def prepare(trial: Trial) -> Training:
-    """The compiled classifier of graphs and its batches: Adam, whose rate falls with `--decay`."""
+    """The compiled classifier of graphs and its batches: Adam, whose rate falls with `--decay`.
+
+    With `options.relu_head`, it is trained on the numbers before the softmax. The sums over a large
+    graph saturate it, and Keras' loss of saturated probabilities has no gradient.
+    """
     options, inputs = trial.options, inputs_of(trial.attention)
     model = build(trial)
     batches = batches_of_parts(trial.problem, inputs, options, trial.seed, options.buckets)
@@ -57,7 +66,10 @@ def prepare(trial: Trial) -> Training:
     if options.decay:
         rate = WarmUpLinearDecay(rate, 0, options.epochs * batches[0].num_batches)
     optimizer = keras.optimizers.Adam(rate, **averaged(options.ema))
-    model.compile(optimizer=with_rates(optimizer, model), **loss_and_metrics())
+    from_logits = getattr(options, "relu_head", False)
+    if from_logits:
+        model.get_layer("probabilities").activation = keras.activations.linear
+    model.compile(optimizer=with_rates(optimizer, model), **loss_and_metrics(from_logits))
     return Training(model, *batches)
 
 
@@ -66,19 +78,21 @@ def build(trial: Trial) -> keras.Model:
 
     The vector is the pooled nodes before the first layer and after each, side by side; with
     `options.graph_size`, log(1 + n) of the n nodes, too. With `options.linear_head`, it is the
-    pooled nodes of the last layer, and there is one dense layer. With `options.normalise`, each
-    number is normalised over the graphs of a batch. Its inputs are those of `inputs_of`; its output
-    is `probabilities` (B, classes).
+    pooled nodes of the last layer, and there is one dense layer. With `options.relu_head`, it is
+    the same vector, and the first of two dense layers has ReLU in place of ELU. With
+    `options.normalise`, each number is normalised over the graphs of a batch. Its inputs are those
+    of `inputs_of`; its output is `probabilities` (B, classes).
 
     Source: Xu et al., arXiv 1810.00826, Section 5: the sum as pooling, and that of all layers.
     """
     options, classes = trial.options, len(trial.problem.classes)
+    relu_head = getattr(options, "relu_head", False)
     inputs = symbolic_inputs(trial)
     mask, make = inputs["node_mask"], POOLINGS[options.pooling]
     encoded = list(enumerate(encodings(trial, inputs)))
     pooled = [
         make(name=f"pooling_{number}")(nodes, mask=mask)
-        for number, nodes in (encoded[-1:] if options.linear_head else encoded)
+        for number, nodes in (encoded[-1:] if options.linear_head or relu_head else encoded)
     ]
     if options.graph_size:
         pooled.append(ops.log1p(ops.sum(ops.cast(mask, "float32"), axis=-1, keepdims=True)))
@@ -87,7 +101,8 @@ def build(trial: Trial) -> keras.Model:
         pooled = _normalise(options, "readout")(pooled)
     hidden = pooled
     if not options.linear_head:
-        hidden = layers.Dense(options.feed_forward, activation="elu", name="head")(pooled)
+        activation = "relu" if relu_head else "elu"
+        hidden = layers.Dense(options.feed_forward, activation=activation, name="head")(pooled)
     hidden = dropout(options.head_dropout, trial.seed, "head_dropout")(hidden)
     return keras.Model(inputs, probabilities(hidden, classes), name=f"graphs_{trial.attention}")
 
@@ -116,13 +131,17 @@ def encodings(trial: Trial, inputs: Mapping[str, Tensor]) -> list[Tensor]:
 
     With `options.embedding`, a dense layer brings the features to the width of the model before
     the first layer. Each layer is the attention, then ELU. With `options.skip`, a dense layer of
-    the nodes is added to the output of the attention; with `options.normalise`, the sum is
-    normalised over the nodes of a batch. All layers but the last one have `options.heads` heads;
-    the last one has `options.last_heads`, one by default, of the same width together. There is
-    dropout on the features and between the layers.
+    the nodes is added to the output of the attention; with `options.normalise`, or where the
+    attention has `normalise` in its settings, the sum is normalised over the nodes of a batch. All
+    layers but the last one have `options.heads` heads; the last one has `options.last_heads`, one
+    by default, of the same width together. There is dropout on the features and between the layers.
+    A model without structure has none of this: the nodes are what `deep_multisets` or
+    `molecular_fingerprint` makes of their features.
     """
     options = trial.options
     width = options.heads * options.key_dim
+    if trial.attention in WITHOUT_STRUCTURE:
+        return [attend_nodes(trial, inputs["nodes"], inputs, "layer_1", options.heads)]
     outputs = [inputs["nodes"]]
     for number in range(1, options.layers + 1):
         name = f"layer_{number}"
@@ -138,7 +157,7 @@ def encodings(trial: Trial, inputs: Mapping[str, Tensor]) -> list[Tensor]:
             sums = layers.Add(name=f"{name}_sum")(
                 [sums, layers.Dense(width, name=f"{name}_skip")(nodes)]
             )
-        if options.normalise:
+        if options.normalise or trial.settings.get("normalise", False):
             sums = _normalise(options, name)(sums, mask=inputs["node_mask"])
         outputs.append(layers.Activation("elu", name=name)(sums))
     return outputs
@@ -180,6 +199,30 @@ def sgc(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -
 def gat(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
     """Graph attention with additive scores; the outputs of the heads are concatenated."""
     return GraphAttention(**arguments)(nodes, graph["edges"])
+
+
+def gin(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
+    """Graph isomorphism network; its weights are matrices without heads."""
+    return GraphIsomorphism(_width(arguments), name=arguments["name"])(nodes, graph["edges"])
+
+
+def deep_multisets(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
+    """A hidden ReLU layer of each node, which sees no other: pooled, it is a set of nodes.
+
+    Source: Errica et al., arXiv 1912.09893, Section 4, after Zaheer et al., arXiv 1703.06114.
+    """
+    units = arguments.get("units", _width(arguments))
+    return layers.Dense(units, activation="relu", name=arguments["name"])(nodes)
+
+
+def molecular_fingerprint(
+    nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]
+) -> Tensor:
+    """The features themselves: pooled by a sum, one-hot tags count the atoms of a molecule.
+
+    Source: Errica et al., arXiv 1912.09893, Section 4.
+    """
+    return nodes
 
 
 def edges(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:

@@ -28,13 +28,17 @@ def of_real_rows(metric: type[metrics.Metric], name: str, **arguments: Any) -> m
     return type(metric.__name__, (RealRows, metric), {})(name=name, **arguments)
 
 
-def loss_and_metrics() -> dict[str, Any]:
-    """Arguments of `compile`: cross-entropy as the loss; accuracy and cross-entropy as metrics."""
+def loss_and_metrics(from_logits: bool = False) -> dict[str, Any]:
+    """Arguments of `compile`: cross-entropy as the loss; accuracy and cross-entropy as metrics.
+
+    With `from_logits`, the outputs are the numbers before the softmax.
+    """
+    form = {"from_logits": from_logits}
     return {
-        "loss": keras.losses.SparseCategoricalCrossentropy(),
+        "loss": keras.losses.SparseCategoricalCrossentropy(**form),
         "weighted_metrics": [
             of_real_rows(metrics.SparseCategoricalAccuracy, "accuracy"),
-            of_real_rows(metrics.SparseCategoricalCrossentropy, "cross_entropy"),
+            of_real_rows(metrics.SparseCategoricalCrossentropy, "cross_entropy", **form),
         ],
     }
 

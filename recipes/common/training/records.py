@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,11 +189,22 @@ def best_run(runs: list[Run]) -> Run:
     return max(runs, key=lambda run: run.criterion.score(run.state.best))
 
 
-def table(runs: list[Run]) -> list[dict[str, Any]]:
+def by_fold(values: Mapping[int, float], folds: int | None = None) -> dict[int, float]:
+    """Numbers by seed as means by fold, which is the seed modulo `folds`; as they are without."""
+    if folds is None:
+        return dict(values)
+    groups: dict[int, list[float]] = {}
+    for seed, value in values.items():
+        groups.setdefault(seed % folds, []).append(value)
+    return {fold: statistics.fmean(group) for fold, group in groups.items()}
+
+
+def table(runs: list[Run], folds: int | None = None) -> list[dict[str, Any]]:
     """One row per attention: the criterion on test data over its seeds, at the epochs chosen.
 
     A row also has the metrics of the best epoch under the criterion's name and, if the test data
-    were evaluated after every epoch, the best test epoch.
+    were evaluated after every epoch, the best test epoch. Where seeds are folds, seed s is the fold
+    s modulo `folds`: the trainings of a fold are averaged first, and the row has their number.
     """
     name = runs[0].criterion.name
     rows = []
@@ -207,7 +219,10 @@ def table(runs: list[Run]) -> list[dict[str, Any]]:
             if not key.startswith(f"test_{name}"):
                 continue
             column = f"best_test_epoch_{name}" if key.endswith("_at_best_test_epoch") else key
-            values = [summary[key] for summary in summaries]
+            of_seeds = {summary["seed"]: summary[key] for summary in summaries}
+            values = list(by_fold(of_seeds, folds).values())
+            if folds is not None:
+                row["folds"] = len(values)
             row[f"{column}_mean"] = statistics.fmean(values)
             spread = statistics.stdev(values) if len(values) > 1 else None
             row[f"{column}_standard_deviation"] = spread
