@@ -21,7 +21,8 @@ import scipy.stats
 from recipes.common.attentions import ATTENTIONS, label
 from recipes.common.command.parsing import UsageError, run_program
 from recipes.common.training.records import by_fold
-from recipes.graph_classification.__main__ import PUBLISHED_ACCURACIES
+from recipes.graph_classification.__main__ import PUBLISHED_ACCURACIES as TU_DATA
+from recipes.node_classification.__main__ import PUBLISHED_ACCURACIES as CITATIONS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/pages/results.md"
@@ -38,16 +39,20 @@ LOWER_IS_BETTER = ("perplexity", "mean_absolute_error", "word_error_rate")
 
 # What the papers report, by file and attention; the source stands beside it.
 GKAT = "arXiv 2107.07999"
-PUBLISHED: dict[str, tuple[str, dict[str, float]]] = {
-    "time_series/JapaneseVowels-published": ("arXiv 2505.08516", {PLAIN: 0.987, "agf": 0.995}),
-    "graph_classification/PROTEINS": (GKAT, {"graph_kernel": 0.758}),
-    "graph_classification/ENZYMES": (GKAT, {"graph_kernel": 0.697}),
+AGF = "arXiv 2505.08516"
+PUBLISHED: dict[str, dict[str, tuple[float, str]]] = {
+    "time_series/JapaneseVowels-published": {PLAIN: (0.987, AGF), "agf": (0.995, AGF)},
+    "graph_classification/PROTEINS": {"graph_kernel": (0.758, GKAT)},
+    "graph_classification/ENZYMES": {"graph_kernel": (0.697, GKAT)},
     **{
-        f"graph_classification/{name}-published": (GKAT, {"graph_kernel": accuracy / 100})
-        for name, accuracy in PUBLISHED_ACCURACIES.items()
+        f"node_classification/{dataset}{ending}": reported
+        for dataset, reported in CITATIONS.items()
+        for ending in ("", "-published")
     },
-    "node_classification/citeseer": (GKAT, {"graph_kernel": 0.730}),
-    "node_classification/cora": ("arXiv 1710.10903", {"gat": 0.830}),
+    **{
+        f"graph_classification/{name}-published": {"graph_kernel": (accuracy / 100, GKAT)}
+        for name, accuracy in TU_DATA.items()
+    },
 }
 # Commands that the READMEs give in words.
 MOTIFS = "    python -m recipes.motif_detection --task {task} --attention {options} \\\n"
@@ -198,7 +203,7 @@ class Results:
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """The cells of each attention."""
-        source, published = PUBLISHED.get(self.name, ("", {}))
+        published = PUBLISHED.get(self.name, {})
         for row in self.content["table"]:
             spread = row[f"test_{self.metric}_standard_deviation"]
             mean = f"{row[f'test_{self.metric}_mean']:.3f}"
@@ -208,7 +213,7 @@ class Results:
                 str(row["seeds"]),
                 mean if spread is None else f"{mean} ± {spread:.3f}",
                 str(self.difference(row["attention"]) or ""),
-                "" if reported is None else f"{reported:.3f} ({source})",
+                "" if reported is None else f"{reported[0]:.3f} ({reported[1]})",
                 f"{row['parameters']:,}",
                 *self.ratios(row["attention"]),
             )

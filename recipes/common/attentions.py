@@ -89,13 +89,24 @@ _ALL = (
     Attention("gated_delta_rule", "delta rule", "#e7298a", "keras_graphattn.layers:GatedDeltaRule"),
     Attention("gcn", "GCN", "#56b4e9", "recipes.common.training.graphs:gcn"),
     Attention("sgc", "SGC", "#8c6bb1", "recipes.common.training.graphs:sgc"),
-    Attention("gat", "GAT", "#b8860b", "recipes.common.training.graphs:gat"),
+    Attention(
+        *("gat", "GAT", "#b8860b", "recipes.common.training.graphs:gat"),
+        options=("coefficient_dropout",),
+    ),
     Attention("gin", "GIN", "#4d9221", "recipes.common.training.graphs:gin"),
     Attention(
         *("edges", "edges", "#2f4f4f", "recipes.common.training.graphs:edges"),
         options=(*FILTER, "expander_degree", "num_virtual_nodes", RATE),
     ),
-    Attention("graph_kernel", "GKAT", "#6a3d9a", "recipes.common.training.graphs:graph_kernel"),
+    Attention(
+        *("graph_kernel", "GKAT", "#6a3d9a", "recipes.common.training.graphs:graph_kernel"),
+        options=("coefficient_dropout",),
+    ),
+    Attention(
+        *("dynamic_graph_kernel", "GKAT, dynamic walks", "#b15928"),
+        "recipes.common.training.graphs:dynamic_graph_kernel",
+        options=("coefficient_dropout",),
+    ),
     Attention(
         *("graph_masked_kernel", "graph-masked kernel", "#8b0000"),
         "recipes.common.training.graphs:graph_masked_kernel",
@@ -213,6 +224,8 @@ def layer_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
     if "mask" in arguments:
         exponential = arguments["mask"] == "exponential"
         arguments["mask"] = masks.Exponential(causal=True) if exponential else None
+    if "coefficient_dropout" in arguments:
+        arguments["dropout"] = arguments.pop("coefficient_dropout")
     return arguments
 
 

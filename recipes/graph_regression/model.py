@@ -82,7 +82,8 @@ def build(trial: Trial) -> keras.Model:
         tokens = nodes
 
         def attend(tokens: Tensor, name: str) -> Tensor:
-            return attend_nodes(trial, tokens, inputs, name, options.heads)
+            width = options.heads * options.key_dim
+            return attend_nodes(trial, tokens, inputs, name, options.heads, width)
 
     else:
         inputs |= _pair_inputs(options)

@@ -1,6 +1,7 @@
 """The classifier of nodes, and the training of one run."""
 
 import keras
+from keras import layers
 
 from keras_graphattn.graphs import GraphBatches
 from recipes.common.attentions import Trial
@@ -15,7 +16,7 @@ from recipes.common.training.runs import Training
 def prepare(trial: Trial) -> Training:
     """The compiled model and the graph of one attention with one seed."""
     model = build(trial)
-    penalise(model, trial.options.penalty)
+    penalise(model, trial.options.penalty, biases=trial.options.penalise_biases)
     optimizer = keras.optimizers.Adam(trial.options.learning_rate)
     # the mean over the nodes that have a label in this part: the penalty is added to it
     loss = keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")
@@ -27,22 +28,28 @@ def prepare(trial: Trial) -> Training:
 def build(trial: Trial) -> keras.Model:
     """A Functional classifier of the nodes of a graph.
 
-    Its inputs are those of `inputs_of`; its output is `probabilities` (B, T, classes).
+    Its inputs are those of `inputs_of`; its output is `probabilities` (B, T, classes). Without
+    `options.head`, the last attention gives the logits.
     """
-    inputs = symbolic_inputs(trial)
-    nodes = encodings(trial, inputs)[-1]
-    nodes = dropout(trial.options.dropout, trial.seed, "head_dropout")(nodes)
-    outputs = probabilities(nodes, len(trial.problem.classes))
+    inputs, classes = symbolic_inputs(trial), len(trial.problem.classes)
+    if trial.options.head:
+        nodes = encodings(trial, inputs)[-1]
+        nodes = dropout(trial.options.dropout, trial.seed, "head_dropout")(nodes)
+        outputs = probabilities(nodes, classes)
+    else:
+        logits = encodings(trial, inputs, classes)[-1]
+        outputs = layers.Softmax(dtype="float32", name="probabilities")(logits)
     return keras.Model(inputs, outputs, name=f"nodes_{trial.attention}")
 
 
-def penalise(model: keras.Model, penalty: float) -> None:
+def penalise(model: keras.Model, penalty: float, *, biases: bool) -> None:
     """Adds penalty / 2 times the sum of the squares of all weight matrices to the loss.
 
-    Its gradient is penalty times the weight, as in the published experiments.
+    Its gradient is penalty times the weight, as in the published experiments. With `biases`, their
+    squares are in the sum, too.
     """
     for variable in model.trainable_variables:
-        if len(variable.shape) > 1 and variable.name != "bias":
+        if biases or (len(variable.shape) > 1 and variable.name != "bias"):
             variable.regularizer = keras.regularizers.L2(penalty / 2)
 
 

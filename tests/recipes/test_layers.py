@@ -185,5 +185,27 @@ def test_layers_survive_large_inputs_and_their_configs(name):
         assert again.get_config() == layer.get_config()
 
 
+def test_gat_drops_coefficients_in_training_and_keeps_their_expectation():
+    rate, count = 0.6, 2000
+    layer = GraphAttention(1, LENGTH, dropout=rate, seed=0)
+    assert GraphAttention.from_config(layer.get_config()).get_config() == layer.get_config()
+    # of one-hot nodes and W = I, each row of the output is a row of coefficients
+    nodes = np.tile(np.eye(LENGTH, dtype="float32"), (count, 1, 1))
+    edges = np.tile(GRAPH["edges"][:1], (count, 1, 1))
+    layer(nodes, edges)
+    randomise(layer, scale=0.5)
+    layer.dense.kernel.assign(np.eye(LENGTH))
+    layer.bias.assign(np.zeros(LENGTH))
+    whole = to_numpy(layer(nodes, edges, training=False))[0]
+    np.testing.assert_array_equal(whole > 0, with_loops(GRAPH["edges"][0]).numpy() > 0)
+    np.testing.assert_allclose(whole.sum(axis=1), 1.0, rtol=1e-6)
+    dropped = to_numpy(layer(nodes, edges, training=True))
+    kept = dropped > 0
+    scaled = np.broadcast_to(whole / (1 - rate), dropped.shape)
+    np.testing.assert_allclose(dropped[kept], scaled[kept], rtol=1e-5)
+    assert kept[:, whole > 0].mean() == pytest.approx(1 - rate, abs=0.01)
+    np.testing.assert_allclose(dropped.mean(axis=0), whole, rtol=0.15)  # 5 standard errors
+
+
 def test_linear_attention_of_no_tokens_gives_numbers():
     assert np.isfinite(to_numpy(linear_model(np.zeros_like(MASK))(TOKENS))).all()

@@ -1,11 +1,15 @@
+from types import SimpleNamespace
+
+import keras
 import numpy as np
 import pytest
 
 from recipes.node_classification import data
 from recipes.node_classification.__main__ import RECIPE
-from recipes.node_classification.model import prepare
+from recipes.node_classification.model import build, prepare
 from tests.graphs.test_readers import ROWS, write_planetoid
 from tests.numerics import to_numpy
+from tests.recipes.command_line import assert_one_error_line, results_of
 
 MODEL = (
     *("--heads", "2", "--key-dim", "2", "--walks", "3", "--walk-length", "2"),
@@ -77,3 +81,98 @@ def test_facts_are_those_of_the_club():
     facts = RECIPE.facts(data.karate_club(), RECIPE.parse([]))
     assert facts["graph"] == {"nodes": 34, "edges": 78}
     assert facts["nodes"] == {"train": 2, "validation": 6, "test": 26}
+
+
+CITATIONS = ("--published", "--dataset", "cora", "--data-dir", "x")
+FEATURES, CLASSES = 5, 3
+
+
+def published_model(attention, *more):
+    problem = SimpleNamespace(features=FEATURES, classes=["a", "b", "c"])
+    options = RECIPE.parse([*CITATIONS, "--attention", attention, *more])
+    return build(RECIPE.trial(problem, attention, options))
+
+
+def kernel_attention(inputs, heads, size, outputs):
+    """The number of weights: three projections of the inputs and one of the heads, with biases."""
+    width = heads * size
+    return 3 * (inputs * width + width) + width * outputs + outputs
+
+
+OF_GKAT = kernel_attention(FEATURES, 8, 8, 64) + kernel_attention(64, 1, CLASSES, CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("attention", "weights"),
+    [
+        # the matrix, two vectors of each head, the bias
+        ("gat", (FEATURES * 64 + 2 * 64 + 64) + (64 * CLASSES + 2 * CLASSES + CLASSES)),
+        ("graph_kernel", OF_GKAT),
+        ("dynamic_graph_kernel", OF_GKAT),
+        ("gcn", (FEATURES * 16 + 16) + (16 * CLASSES + CLASSES)),
+    ],
+)
+def test_the_published_model_is_two_attentions_and_nothing_else(attention, weights):
+    model = published_model(attention)
+    assert model.count_params() == weights
+    assert model.output_shape == (None, None, CLASSES)
+    attentions = [layer for layer in model.layers if layer.weights]
+    assert [layer.name for layer in attentions] == ["layer_1_attention", "layer_2_attention"]
+    drops = [layer.rate for layer in model.layers if isinstance(layer, keras.layers.Dropout)]
+    assert drops == [0.6, 0.6]
+    configs = [layer.get_config() for layer in attentions]
+    if attention != "gcn":
+        assert [config["dropout"] for config in configs] == [0.6, 0.6]
+        assert configs[0]["seed"] != configs[1]["seed"]
+        assert [(one["num_heads"], one["key_dim"]) for one in configs] == [(8, 8), (1, CLASSES)]
+    dynamic = [config.get("dynamic_walks", False) for config in configs]
+    assert dynamic == [attention.startswith("dynamic")] * 2
+
+
+def test_options_replace_published_ones():
+    model = published_model("gat", "--coefficient-dropout", "0", "--head", "--heads", "2")
+    assert model.count_params() == (FEATURES * 16 + 3 * 16) + (16 * 16 + 3 * 16) + 17 * CLASSES
+
+
+def test_only_data_sets_of_the_paper_have_published_settings(capsys):
+    for dataset in ("karate", "pubmed"):
+        words = ["--dataset cora and citeseer", f"--dataset is {dataset}"]
+        data = [] if dataset == "karate" else ["--data-dir", "x"]
+        arguments = ["--published", "--dataset", dataset, *data]
+        assert_one_error_line(RECIPE.main, arguments, words, capsys)
+
+
+@pytest.mark.slow
+def test_a_published_run_names_the_paper_and_what_was_changed(tmp_path, capsys):
+    write_planetoid(tmp_path)
+    for path in tmp_path.glob("ind.made.*"):
+        path.rename(path.with_name(path.name.replace("made", "citeseer")))
+    output = tmp_path / "output"
+    arguments = ["--published", "--dataset", "citeseer", "--data-dir", str(tmp_path), *MODEL]
+    arguments += ["--cache-dir", str(tmp_path / "cache"), "--output", str(output)]
+    assert RECIPE.main([*arguments, "--attention", "gat,gcn", "--skip-saved-model"]) == 0
+    printed = capsys.readouterr().out
+    assert "arXiv 1710.10903: GAT 0.725." in printed
+    assert "arXiv 2107.07999: GKAT 0.730." in printed
+    assert "not in arXiv 2107.07999: GCN." in printed
+    assert "2 of the runs ended at the limit of 2 epochs." in printed
+    results = results_of(output)
+    assert results["protocol"] == "published"
+    changed = [
+        *("epochs 2 (published: 1000)", "heads 2 (published: 8)", "key_dim 2 (published: 8)"),
+        *("walks 3 (published: 100)", "walk_length 2 (published: 4)"),
+    ]
+    assert results["published"]["departures"] == changed
+
+
+@pytest.mark.slow_on("jax")
+def test_the_published_penalty_is_of_all_weights():
+    options = RECIPE.parse([*MODEL, "--dropout", "0", "--penalty", "0.01", "--penalise-biases"])
+    training = prepare(RECIPE.trial(data.karate_club(), "gat", options))
+    for variable in training.model.trainable_variables:
+        if variable.name == "bias":
+            variable.assign(variable + 0.5)
+    squares = sum((to_numpy(v) ** 2).sum() for v in training.model.trainable_variables)
+    values = training.model.evaluate(training.batches, verbose=0, return_dict=True)
+    expected = values["cross_entropy"] + 0.01 / 2 * squares
+    assert values["loss"] == pytest.approx(expected, rel=1e-5)

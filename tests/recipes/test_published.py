@@ -148,8 +148,22 @@ def graph_classification_cases():
     yield "", {"relu_head": False, "seeds": [0]}, {"deep_multisets": {"units": 32}, "gin": {}}
 
 
+def node_classification_cases():
+    published = "--data-dir x --published --dataset"
+    options = {"attention": ["gat", "graph_kernel"], "patience": 100, "learning_rate": 5e-3}
+    options |= {"layers": 2, "heads": 8, "key_dim": 8, "dropout": 0.6, "penalty": 5e-4}
+    options |= {"walks": 100, "walk_length": 4, "embedding": False, "head": False}
+    dropped = {"coefficient_dropout": 0.6}
+    settings = {"gat": dropped, "graph_kernel": dropped, "gcn": {"units": 16}, "softmax": {}}
+    yield f"{published} cora", options, settings, []
+    changed = ["penalty 0.002 (published: 0.0005)", "coefficient_dropout 0.0 (published: 0.6)"]
+    asked = f"{published} citeseer --penalty 2e-3 --coefficient-dropout 0"
+    yield asked, {}, {"dynamic_graph_kernel": {"coefficient_dropout": 0.0}}, changed
+    yield "", {"head": True, "choose_by": "accuracy", "penalty": 2e-3}, {"gat": {}, "gcn": {}}
+
+
 MAKERS = (
-    *(motif_detection_cases, graph_classification_cases),
+    *(motif_detection_cases, graph_classification_cases, node_classification_cases),
     *(time_series_cases, long_range_arena_cases, text_classification_cases),
     *(code_classification_cases, image_classification_cases, graph_regression_cases),
 )

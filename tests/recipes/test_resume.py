@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from recipes.common.training.records import ACCURACY, Criterion, RunState
+from recipes.common.training.records import ACCURACY, BOTH, Criterion, RunState
 from recipes.time_series.__main__ import RECIPE
 from tests.recipes.command_line import history_of, results_of, start
 
@@ -92,9 +92,7 @@ def test_early_stopping_counts_over_interruptions():
     def state(accuracies):
         kept = RunState()
         for accuracy in accuracies:
-            kept.history.append({"val_accuracy": accuracy, "val_cross_entropy": 1.0})
-            if kept.best_epoch == 0 or ACCURACY.is_better(kept.history[-1], kept.best):
-                kept.best_epoch = kept.epoch
+            kept.add({"val_accuracy": accuracy, "val_cross_entropy": 1.0}, ACCURACY)
         return kept
 
     assert not RunState().ends(10, 1)
@@ -102,6 +100,21 @@ def test_early_stopping_counts_over_interruptions():
     assert state([0.5, 0.6, 0.6, 0.6]).ends(10, 2)
     assert not state([0.5, 0.6, 0.6, 0.7]).ends(10, 2)
     assert state([0.5, 0.6]).ends(2, 5)
+
+
+def test_with_both_metrics_patience_counts_from_one_and_the_epoch_has_both():
+    kept, chosen, gains = RunState(), [], []
+    # as good in: both, accuracy, both, cross-entropy, none, accuracy (the same), none
+    metrics = [(0.5, 1.0), (0.6, 1.1), (0.6, 0.9), (0.5, 0.8), (0.5, 0.85), (0.6, 0.81), (0.5, 0.9)]
+    for accuracy, cross_entropy in metrics:
+        row = {"val_accuracy": accuracy, "val_cross_entropy": cross_entropy}
+        kept.add(row, ACCURACY._replace(choose_by=BOTH))
+        chosen.append(kept.best_epoch)
+        gains.append(kept.last_gain)
+    assert chosen == [1, 1, 3, 3, 3, 3, 3]
+    assert gains == [1, 2, 3, 4, 4, 6, 6]
+    assert kept.ends(100, 1)
+    assert not kept.ends(100, 2)
 
 
 NAN = float("nan")

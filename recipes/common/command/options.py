@@ -171,6 +171,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": at_least(0),
         "help": "nodes that all nodes see, and that see all of them [0]",
     },
+    "coefficient_dropout": {
+        "type": _SHARE,
+        "help": "share of the entries of A that gat and graph_kernel drop in training [0]",
+    },
     RATE: {
         "type": _ABOVE_0,
         "help": "the learning rate of coefficients of filters and of weights of masks, over that "

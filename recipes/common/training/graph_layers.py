@@ -44,14 +44,17 @@ class _OnEdges(layers.Layer):
         self.bias = self.add_weight(shape=(self.width,), initializer="zeros", name="bias")
         self.built = True
 
-    def call(self, nodes: Tensor, edges: Tensor) -> Tensor:
+    def call(self, nodes: Tensor, edges: Tensor, training: bool | None = None) -> Tensor:
         source, target, count = flat_edges(nodes, edges)
         batch, length = ops.shape(nodes)[:2]
         x = ops.reshape(ops.cast(self.dense(nodes), "float32"), (count, self.width))
-        outputs = ops.reshape(self.passed(x, source, target, count), (batch, length, self.width))
+        outputs = self.passed(x, source, target, count, training)
+        outputs = ops.reshape(outputs, (batch, length, self.width))
         return ops.cast(outputs, self.compute_dtype) + self.bias
 
-    def passed(self, x: Tensor, source: Tensor, target: Tensor, count: Any) -> Tensor:
+    def passed(
+        self, x: Tensor, source: Tensor, target: Tensor, count: Any, training: bool | None
+    ) -> Tensor:
         """Weighted sums over neighbours of nodes x (B T, width), along edges (2 B E,); float32."""
         raise NotImplementedError
 
@@ -74,7 +77,9 @@ class GraphConvolution(_OnEdges):
     Source: Kipf and Welling, arXiv 1609.02907, Eq. 2.
     """
 
-    def passed(self, x: Tensor, source: Tensor, target: Tensor, count: Any) -> Tensor:
+    def passed(
+        self, x: Tensor, source: Tensor, target: Tensor, count: Any, training: bool | None
+    ) -> Tensor:
         ones = ops.ones_like(source, dtype="float32")[:, None]
         degrees = 1.0 + add_rows(ones, target, count + 1)[:count]  # (B T, 1)
         x = x * ops.rsqrt(degrees)
@@ -111,10 +116,12 @@ class GraphIsomorphism(_OnEdges):
         self.second.build((*nodes_shape[:-1], self.width))
         super().build(nodes_shape)
 
-    def call(self, nodes: Tensor, edges: Tensor) -> Tensor:
-        return self.second(ops.relu(super().call(nodes, edges)))
+    def call(self, nodes: Tensor, edges: Tensor, training: bool | None = None) -> Tensor:
+        return self.second(ops.relu(super().call(nodes, edges, training)))
 
-    def passed(self, x: Tensor, source: Tensor, target: Tensor, count: Any) -> Tensor:
+    def passed(
+        self, x: Tensor, source: Tensor, target: Tensor, count: Any, training: bool | None
+    ) -> Tensor:
         sums = add_rows(ops.take(x, source, axis=0), target, count + 1)[:count]
         return (1.0 + ops.cast(self.epsilon, "float32")) * x + sums
 
@@ -190,18 +197,29 @@ class GraphAttention(_OnEdges):
     Args:
         num_heads: Number of heads.
         key_dim: Width of each head. The heads stand side by side in the result.
+        dropout: Share of the coefficients softmax_j(e_ij) that are dropped in training.
+        seed: Of the dropout.
         **kwargs: Those of a Keras layer.
 
     Call arguments:
         nodes: Tensor of shape (B, T, d).
         edges: Integers of shape (B, E, 2), each edge once; (-1, -1) is padding.
+        training: Whether to apply dropout.
 
-    Source: Velickovic et al., arXiv 1710.10903, Eq. 3-5.
+    Source: Velickovic et al., arXiv 1710.10903, Eq. 3-5; the dropout: Section 3.3.
     """
 
-    def __init__(self, num_heads: int, key_dim: int, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        dropout: float = 0.0,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(num_heads * key_dim, **kwargs)
         self.num_heads, self.key_dim = num_heads, key_dim
+        self.drop = layers.Dropout(dropout, seed=seed, dtype="float32", name="coefficients")
 
     def build(self, nodes_shape: Any, edges_shape: Any = None) -> None:
         shape = (self.num_heads, self.key_dim)
@@ -209,7 +227,9 @@ class GraphAttention(_OnEdges):
         self.of_source = self.add_weight(shape=shape, name="of_source")
         super().build(nodes_shape)
 
-    def passed(self, x: Tensor, source: Tensor, target: Tensor, count: Any) -> Tensor:
+    def passed(
+        self, x: Tensor, source: Tensor, target: Tensor, count: Any, training: bool | None
+    ) -> Tensor:
         x = ops.reshape(x, (-1, self.num_heads, self.key_dim))  # (B T, N, H)
         of_target = ops.sum(x * ops.cast(self.of_target, "float32"), axis=-1)  # (B T, N)
         of_source = ops.sum(x * ops.cast(self.of_source, "float32"), axis=-1)
@@ -221,12 +241,15 @@ class GraphAttention(_OnEdges):
         weights = ops.exp(scores - ops.take(most, at_target, axis=0))[..., None]  # (2 B E, N, 1)
         own = ops.exp(own - most)[..., None]
         total = own + add_rows(weights, target, count + 1)[:count]
+        # the rows of coefficients are divided by `total` below: dropout before it is the same
+        own, weights = (self.drop(part, training=training) for part in (own, weights))
         sums = add_rows(weights * ops.take(x, source, axis=0), target, count + 1)[:count]
         return (own * x + sums) / total
 
     def get_config(self) -> dict[str, Any]:
         sizes = {"num_heads": self.num_heads, "key_dim": self.key_dim}
-        return {**super().get_config(), **sizes}
+        dropout = {"dropout": self.drop.rate, "seed": self.drop.seed}
+        return {**super().get_config(), **sizes, **dropout}
 
 
 def _leaky(x: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ NEEDED = {
     "gin": ("edges",),
     "edges": ("edges",),
     "graph_kernel": ("walks",),
+    "dynamic_graph_kernel": ("walks",),
     "graph_masked_kernel": ("walks",),
     "deep_multisets": (),
     "molecular_fingerprint": (),
@@ -126,7 +127,9 @@ def symbolic_inputs(trial: Trial) -> dict[str, Tensor]:
     }
 
 
-def encodings(trial: Trial, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+def encodings(
+    trial: Trial, inputs: Mapping[str, Tensor], classes: int | None = None
+) -> list[Tensor]:
     """The nodes before the first layer and after each, (B, T, d); d may differ before the first.
 
     With `options.embedding`, a dense layer brings the features to the width of the model before
@@ -137,11 +140,14 @@ def encodings(trial: Trial, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     by default, of the same width together. There is dropout on the features and between the layers.
     A model without structure has none of this: the nodes are what `deep_multisets` or
     `molecular_fingerprint` makes of their features.
+
+    With `classes`, the last layer has one head as wide as their number, and no ELU: its output is
+    logits.
     """
     options = trial.options
     width = options.heads * options.key_dim
     if trial.attention in WITHOUT_STRUCTURE:
-        return [attend_nodes(trial, inputs["nodes"], inputs, "layer_1", options.heads)]
+        return [attend_nodes(trial, inputs["nodes"], inputs, "layer_1", options.heads, width)]
     outputs = [inputs["nodes"]]
     for number in range(1, options.layers + 1):
         name = f"layer_{number}"
@@ -149,17 +155,21 @@ def encodings(trial: Trial, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         if number == 1 and options.embedding:
             nodes = layers.Dense(width, name="embedding")(nodes)
             outputs = [nodes]
-        heads = options.heads
-        if number == options.layers > 1:
+        heads, gives_logits = options.heads, number == options.layers and classes is not None
+        if gives_logits:
+            heads, width = 1, classes
+            settings = {name: one for name, one in trial.settings.items() if name != "units"}
+            trial = trial._replace(settings=settings)
+        elif number == options.layers > 1:
             heads = getattr(options, "last_heads", 1)
-        sums = attend_nodes(trial, nodes, inputs, f"{name}_attention", heads)
+        sums = attend_nodes(trial, nodes, inputs, f"{name}_attention", heads, width)
         if options.skip:
             sums = layers.Add(name=f"{name}_sum")(
                 [sums, layers.Dense(width, name=f"{name}_skip")(nodes)]
             )
         if options.normalise or trial.settings.get("normalise", False):
             sums = _normalise(options, name)(sums, mask=inputs["node_mask"])
-        outputs.append(layers.Activation("elu", name=name)(sums))
+        outputs.append(sums if gives_logits else layers.Activation("elu", name=name)(sums))
     return outputs
 
 
@@ -170,18 +180,20 @@ def _normalise(options: argparse.Namespace, name: str) -> layers.Layer:
 
 
 def attend_nodes(
-    trial: Trial, nodes: Tensor, graph: Mapping[str, Tensor], name: str, heads: int
+    trial: Trial, nodes: Tensor, graph: Mapping[str, Tensor], name: str, heads: int, width: int
 ) -> Tensor:
-    """An attention on nodes (B, T, any), as a tensor (B, T, width of the model).
+    """An attention on nodes (B, T, any), as a tensor (B, T, width); the heads share the width.
 
     The graph is `node_mask` (B, T), and `edges` (B, E, 2) or `walks` (B, T, walks, length).
     """
-    width = trial.options.heads * trial.options.key_dim
     sizes = {"num_heads": heads, "key_dim": width // heads}
     if trial.attention not in NEEDED:  # it sees all nodes of the graph, and no edge
         return attend(trial, nodes, graph["node_mask"], name, **sizes, output_shape=width)
+    arguments = {"name": name, **sizes, **layer_arguments(trial.settings)}
+    if "dropout" in arguments:
+        arguments["seed"] = named_seed(trial.seed, name)
     make = pkgutil.resolve_name(ATTENTIONS[trial.attention].layer)
-    return make(nodes, graph, {"name": name, **sizes, **layer_arguments(trial.settings)})
+    return make(nodes, graph, arguments)
 
 
 def gcn(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
@@ -238,7 +250,7 @@ def _with_walks(
     nodes: Tensor,
     graph: Mapping[str, Tensor],
     arguments: dict[str, Any],
-    **more: str,
+    **more: Any,
 ) -> Tensor:
     """A layer whose matrix is multiplied by the kernel of the walks."""
     width, mask = _width(arguments), graph["node_mask"]
@@ -247,6 +259,7 @@ def _with_walks(
 
 
 graph_kernel = functools.partial(_with_walks, GraphKernelAttention)
+dynamic_graph_kernel = functools.partial(_with_walks, GraphKernelAttention, dynamic_walks=True)
 graph_masked_kernel = functools.partial(_with_walks, MaskedKernelAttention, path="dense")
 
 

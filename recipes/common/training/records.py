@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from recipes.common.command.parsing import UsageError
 from recipes.common.storage import DamagedFileError, read_json
 
 LAST_EPOCH = "last_epoch"
+BOTH = "both"
 Metrics = dict[str, float | None]  # those of one epoch
 
 
@@ -19,13 +20,14 @@ class Criterion(NamedTuple):
     """The metric in the table, and the metrics that choose an epoch on validation data.
 
     If the last epoch is used, the metrics only rank runs: by the training data where there is no
-    validation data.
+    validation data. With `BOTH`, the epoch is the last one in which both metrics are as good as in
+    every epoch before, and training ends when neither has been for `patience` epochs.
     """
 
     name: str
     lower_is_better: bool = False
     ties: str = "cross_entropy"  # the metric that decides between equals; the lower the better
-    choose_by: str | None = None  # one of the two, by default `name`; or `LAST_EPOCH`
+    choose_by: str | None = None  # one of the two, by default `name`; or `LAST_EPOCH`, `BOTH`
 
     @property
     def order(self) -> tuple[str, str]:
@@ -52,6 +54,11 @@ class Criterion(NamedTuple):
         """Whether an epoch replaces the best one before it."""
         return self.last_epoch or self.score(metrics) > self.score(best)
 
+    def as_good(self, metrics: Metrics, earlier: Sequence[Metrics]) -> list[bool]:
+        """Whether each of the two metrics of an epoch is as good as in all earlier epochs."""
+        now, before = self.score(metrics), [self.score(one) for one in earlier]
+        return [all(now[place] >= one[place] for one in before) for place in (0, 1)]
+
 
 ACCURACY = Criterion("accuracy")
 
@@ -62,6 +69,7 @@ class RunState:
 
     history: list[Metrics] = dataclasses.field(default_factory=list)
     best_epoch: int = 0
+    last_gain: int = 0  # by `BOTH`: the last epoch in which one of the metrics was as good
     finished: bool = False
     random_states: list[list[int]] = dataclasses.field(default_factory=list)
     seconds: list[float] = dataclasses.field(default_factory=list)  # of each epoch, validated
@@ -74,9 +82,23 @@ class RunState:
     def best(self) -> Metrics:
         return self.history[self.best_epoch - 1]
 
+    def add(self, metrics: Metrics, criterion: Criterion) -> None:
+        """Adds an epoch, and chooses it if the criterion prefers it to the one chosen before."""
+        if criterion.choose_by == BOTH:
+            as_good = criterion.as_good(metrics, self.history)
+            is_chosen = all(as_good)
+            if any(as_good):
+                self.last_gain = self.epoch + 1
+        else:
+            is_chosen = not self.best_epoch or criterion.is_better(metrics, self.best)
+        self.history.append({"epoch": self.epoch + 1, **metrics})
+        if is_chosen:
+            self.best_epoch = self.epoch
+
     def ends(self, epochs: int, patience: float) -> bool:
         """Whether training is over: all epochs done, or `patience` of them without gain."""
-        return self.epoch >= epochs or (self.epoch > 0 and self.epoch - self.best_epoch >= patience)
+        waited = self.epoch - max(self.best_epoch, self.last_gain)
+        return self.epoch >= epochs or (self.epoch > 0 and waited >= patience)
 
 
 @dataclasses.dataclass

@@ -245,10 +245,8 @@ class KeepRun(keras.callbacks.Callback):
             logs.update({f"test_{name}": value for name, value in test.items()})
         metrics = {name: float(value) for name, value in logs.items()}
         state = self.state
-        state.history.append({"epoch": epoch + 1, **metrics})
+        state.add(metrics, self.criterion)
         state.seconds.append(round(seconds, 3))
-        if not state.best_epoch or self.criterion.is_better(metrics, state.best):
-            state.best_epoch = epoch + 1
         state.random_states = [
             keras.ops.convert_to_numpy(variable).tolist()
             for variable in random_generators(self.model)
