@@ -57,9 +57,9 @@ Where tokens are split over devices, `tests/distribution` compares eight devices
 CPU. No device gathers all tokens there, for the layers that `SequenceParallel` names.
 
 On JAX with a GPU or TPU, `keras_graphattn.operators.use_kernels()` lets causal kernel attention
-under a decay, and the two products of GFSA with A in blocks, run on Pallas kernels. On the CPU, step
-by step, they give the values and gradients of the portable forms. They are off by default, because no
-device has run them yet.
+under a decay, and the two products of GFSA with A in blocks, run on Pallas kernels. On the CPU,
+step by step, they give the values and gradients of the portable forms. They are off by default,
+because no device has run them yet.
 
 [What a GPU takes](gpu.md) has the command that measures speed and memory on a device.
 """
