@@ -55,12 +55,9 @@ def decayed_attention(
     Returns:
         A tensor of shape (B, T, N, D).
     """
-    batch, length, heads, _ = query.shape
     tensors = (query, key, x, jnp.maximum(log_gates, SMALLEST)[..., None])
-    # (B, T, N, _) -> (B N, T, _)
-    parts = (jnp.swapaxes(t, 1, 2).reshape(batch * heads, length, -1) for t in tensors)
-    outputs = _function(platform, interpret)(*parts)
-    return jnp.swapaxes(outputs.reshape(batch, heads, length, -1), 1, 2)
+    outputs = _function(platform, interpret)(*map(heads_apart, tensors))
+    return heads_together(outputs, len(query))
 
 
 @functools.lru_cache(maxsize=8)
@@ -108,7 +105,7 @@ def _run(
     """The kernel on whole chunks, with channels filled up with zeros to powers of two."""
     length, width = x.shape[1:]
     rows = -length % CHUNK
-    tensors = [_filled(tensor, rows) for tensor in (query, key, x)]
+    tensors = [filled(tensor, rows) for tensor in (query, key, x)]
     gates = jnp.pad(gates, ((0, 0), (0, rows), (0, 0)))
     in_chunks = gates.reshape(gates.shape[0], -1, CHUNK)
     up_to = jnp.cumsum(in_chunks, axis=-1)
@@ -119,7 +116,19 @@ def _run(
     return call(tensors, interpret)[:, :length, :width]
 
 
-def _filled(x: Float[Tensor, "G T _"], rows: int) -> Float[Tensor, "G _ _"]:
+def heads_apart(x: Float[Tensor, "B T N _"]) -> Float[Tensor, "_ T _"]:
+    """The tokens of each head of each example, (B N, T, _)."""
+    batch, length, heads, _ = x.shape
+    return jnp.swapaxes(x, 1, 2).reshape(batch * heads, length, -1)
+
+
+def heads_together(x: Float[Tensor, "_ T _"], batch: int) -> Float[Tensor, "B T N _"]:
+    """The inverse of `heads_apart`."""
+    return jnp.swapaxes(x.reshape(batch, -1, *x.shape[1:]), 1, 2)
+
+
+def filled(x: Float[Tensor, "G T _"], rows: int) -> Float[Tensor, "G _ _"]:
+    """The tensor with more rows of zeros, and with channels of zeros up to a power of two."""
     size = max(NARROWEST, pl.next_power_of_2(x.shape[-1]))
     return jnp.pad(x, ((0, 0), (0, rows), (0, size - x.shape[-1])))
 

@@ -22,10 +22,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu, triton
 
 from keras_graphattn.operators.device_kernels import Kernels
+from keras_graphattn.operators.pallas_decay import filled, heads_apart, heads_together
 from keras_graphattn.types import Bool, Float, Tensor
 
 BLOCKS = {"gpu": 64, "tpu": 128}  # rows of A in a program, and keys at a time
-NARROWEST, WIDEST = 16, 128  # channels that fit in the registers of a GPU
+WIDEST = 128  # channels that fit in the registers of a GPU
 HIDDEN = -1e30  # less than any score
 
 Tensors = tuple[Tensor, ...]
@@ -49,7 +50,6 @@ def with_gradient(
         causal: Whether a query sees no later key.
         kernels: The form of the kernels.
     """
-
     attend: Any = jax.custom_vjp(functools.partial(_twice, causal=causal, kernels=kernels))
 
     def forward(*tensors: Tensor) -> tuple[Tensors, tuple[Tensors, Tensors]]:
@@ -75,27 +75,24 @@ def _twice(
     kernels: Kernels,
 ) -> tuple[Float[Tensor, "B T N D"], Float[Tensor, "B T N D"]]:
     """A x and A A x; rows of queries that are `False`, and those that see no key, are 0."""
-    batch, length, heads, width = x.shape
+    batch, length, _, width = x.shape
     rows = -length % BLOCKS[kernels.platform]
     seen = jnp.pad(keys.astype("float32"), ((0, 0), (0, rows)))[:, None]  # (B, 1, T')
     sees = queries[:, :, None, None]
     sweep = functools.partial(_sweep, seen=seen, causal=causal, kernels=kernels)
 
-    def filled(tensor: Tensor) -> Tensor:  # (B, T, N, _) -> (B N, T', _)
-        size = max(NARROWEST, pl.next_power_of_2(tensor.shape[-1]))
-        sizes = ((0, 0), (0, rows), (0, 0), (0, size - tensor.shape[-1]))
-        tensor = jnp.swapaxes(jnp.pad(tensor.astype("float32"), sizes), 1, 2)
-        return tensor.reshape(batch * heads, length + rows, size)
+    def in_blocks(tensor: Tensor) -> Tensor:  # (B, T, N, _) -> (B N, T', _)
+        return filled(heads_apart(tensor.astype("float32")), rows)
 
     def whole(outputs: Tensor) -> Tensor:
-        outputs = outputs[:, :length, :width].reshape(batch, heads, length, width)
-        return jnp.where(sees, jnp.swapaxes(outputs, 1, 2), 0.0)
+        outputs = heads_together(outputs[:, :length, :width], batch)
+        return jnp.where(sees, outputs, 0.0).astype(x.dtype)
 
-    query, key = filled(query), filled(key)
-    outputs, *sums = sweep(query, key, filled(x))
-    once = whole(outputs).astype(x.dtype)
-    (outputs,) = sweep(query, key, filled(once), *sums)
-    return once, whole(outputs).astype(x.dtype)
+    query, key = in_blocks(query), in_blocks(key)
+    outputs, *sums = sweep(query, key, in_blocks(x))
+    once = whole(outputs)
+    (outputs,) = sweep(query, key, in_blocks(once), *sums)
+    return once, whole(outputs)
 
 
 def _sweep(

@@ -79,10 +79,10 @@ def with_bias(
     if jax.default_backend() != "cpu" or not isinstance(scores.shape[0], int):
         return scores + bias  # on other devices a product may round the gradient
     added = jax.custom_jvp(operator.add)
-    ones = ops.ones((scores.shape[0],), bias.dtype)
 
     def value_and_tangent(primals: Pair, tangents: Pair) -> Pair:
         of_scores, of_bias = tangents
+        ones = ops.ones((scores.shape[0],), bias.dtype)
         return added(*primals), of_scores + ops.einsum("b,nts->bnts", ones, of_bias[0])
 
     added.defjvp(value_and_tangent)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.common.attentions import Settings, label
-from recipes.common.command.options import GRAPH_ATTENTIONS
+from recipes.common.command.options import GRAPH_ATTENTIONS, WITHOUT_STRUCTURE
 from recipes.common.command.parsing import UsageError, at_least, run_program
 from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import ClassifierOfGraphs
@@ -63,7 +63,6 @@ PUBLISHED_ACCURACIES = {
 # of a node in the protocol: tags; for ENZYMES attributes, too; for social networks the degree
 FEATURES = {"NCI1": 37, "PROTEINS": 3, "ENZYMES": 21, "IMDBBINARY": 1, "IMDBMULTI": 1}
 SOCIAL = ("IMDB", "REDDIT", "COLLAB")  # how the names of social networks begin
-WITHOUT_STRUCTURE = ("deep_multisets", "molecular_fingerprint")
 
 
 def published_name(dataset: str) -> str:

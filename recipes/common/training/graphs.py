@@ -23,6 +23,7 @@ from keras_graphattn.layers import (
 )
 from keras_graphattn.masks import RandomWalk
 from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
+from recipes.common.command.options import WITHOUT_STRUCTURE
 from recipes.common.data.graphs import batches_of_parts
 from recipes.common.training.graph_layers import (
     GraphAttention,
@@ -49,7 +50,6 @@ NEEDED = {
     "deep_multisets": (),
     "molecular_fingerprint": (),
 }
-WITHOUT_STRUCTURE = ("deep_multisets", "molecular_fingerprint")  # no node sees another
 POOLINGS = {"mean": GraphMeanPooling, "sum": GraphSumPooling, "max": GraphMaxPooling}
 MOMENTUM = 0.9  # of the means that normalisation takes outside of training, at least
 
