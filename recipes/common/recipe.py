@@ -31,6 +31,7 @@ from recipes.common.command.options import (
     CLASSIFIER,
     GRAPH_ATTENTIONS,
     WALKS,
+    add_published,
     add_run_options,
     add_shared,
     attention_options,
@@ -343,11 +344,7 @@ class ClassifierOfTexts(Recipe):
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--preset", help=self.presets)
-        published = (
-            "the GFSA paper's training; options given here are put in its place, and named "
-            "beside the table"
-        )
-        add("--published", action="store_true", help=published)
+        add_published(add, "the GFSA paper's training")
         where = "layers: all, even, odd, first:2, last:2, 0,3, a pattern"
         add("--where", default="all", help=where)
         rate = {"type": number_in(0.0, math.inf, open_low=True), "default": 1e-3}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.common.attentions import Settings, label
-from recipes.common.command.options import GRAPH_ATTENTIONS, WITHOUT_STRUCTURE
+from recipes.common.command.options import GRAPH_ATTENTIONS, WITHOUT_STRUCTURE, add_published
 from recipes.common.command.parsing import UsageError, at_least, run_program
 from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import ClassifierOfGraphs
@@ -99,12 +99,8 @@ class GraphClassification(ClassifierOfGraphs):
         search = "test on a fifth of a fold's training graphs: to choose options by"
         add("--search", action="store_true", help=search)
         add("--graphs", type=at_least(60), help="how many graphs are made [300]")
-        add(
-            "--published",
-            action="store_true",
-            help="the protocol and the models of the GKAT paper: three trainings of each of ten "
-            "folds; options given here are put in its place, and named beside the table",
-        )
+        what = "the protocol and the models of the GKAT paper: three trainings of each of ten folds"
+        add_published(add, what)
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
         if not options.published:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.common.attentions import Settings
 from recipes.common.command.checks import check_published
+from recipes.common.command.options import add_published
 from recipes.common.command.parsing import at_least, run_program
 from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import ClassifierOfGraphs
@@ -72,12 +73,7 @@ class MotifDetection(ClassifierOfGraphs):
             default=512,
             help="graphs to validate on, and as many to test on; an even number",
         )
-        add(
-            "--published",
-            action="store_true",
-            help="the paper's graphs, models and training of --task, one of the motifs; options "
-            "given here are put in its place, and named beside the table",
-        )
+        add_published(add, "the paper's graphs, models and training of --task, one of the motifs")
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
         if not options.published:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.common.attentions import Settings, label
 from recipes.common.command.checks import check_published
-from recipes.common.command.options import GRAPH_ATTENTIONS, WALKS
+from recipes.common.command.options import GRAPH_ATTENTIONS, WALKS, add_published
 from recipes.common.command.parsing import UsageError, number_in, run_program
 from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import Recipe
@@ -94,12 +94,7 @@ class NodeClassification(Recipe):
             "which accuracy and cross-entropy are both as good as in all before, and patience "
             "counts from the last one in which either is",
         )
-        add(
-            "--published",
-            action="store_true",
-            help="the paper's models and training for --dataset cora or citeseer; options given "
-            "here are put in its place, and named beside the table",
-        )
+        add_published(add, "the paper's models and training for --dataset cora or citeseer")
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
         if not options.published:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.attentions import Settings, label
-from recipes.common.command.options import check_heads
+from recipes.common.command.options import add_published, check_heads
 from recipes.common.command.parsing import UsageError, at_least, number_in, run_program
 from recipes.common.output.notes import (
     absent_note,
@@ -93,11 +93,7 @@ class SpeechRecognition(Recipe):
     def add_options(self, add: Callable[..., Any]) -> None:
         self.data.add_options(add)
         add("--model", choices=tuple(CONVOLUTIONS), default="transformer", help="encoder")
-        published = (
-            "the paper's training of --model on LibriSpeech; options given here are put in its "
-            "place, and named beside the table"
-        )
-        add("--published", action="store_true", help=published)
+        add_published(add, "the paper's training of --model on LibriSpeech")
         channels = {"type": _numbers, "metavar": "N,N,..."}
         add("--channels", **channels, help="of the convolutions [d,d,d; branchformer: 16,16]")
         kernels = "frames of the convolutions, odd numbers [7,7,7; branchformer: 3,3]"

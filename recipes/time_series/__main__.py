@@ -10,7 +10,7 @@ from typing import Any
 
 from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter, Settings
 from recipes.common.command.checks import check_published
-from recipes.common.command.options import REMEDIES
+from recipes.common.command.options import REMEDIES, add_published
 from recipes.common.command.parsing import run_program
 from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import Recipe
@@ -71,12 +71,7 @@ class TimeSeries(Recipe):
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--dataset", default="JapaneseVowels", help="a data set of the UEA archive")
-        add(
-            "--published",
-            action="store_true",
-            help="the paper's training of --dataset: all attentions, 100 epochs; options given "
-            "here are put in its place, and named beside the table",
-        )
+        add_published(add, "the paper's training of --dataset: all attentions, 100 epochs")
         add("--data-dir", type=Path, help=self.data_files)
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import argparse
 import importlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,12 @@ class NamesIn:
     def __iter__(self) -> Iterator[str]:
         choose_backend(None)
         return iter(getattr(importlib.import_module(self.module), self.dictionary))
+
+
+def add_published(add: Callable[..., Any], what: str) -> None:
+    """Adds the option `--published` of a recipe; `what` says what it selects."""
+    others = "options given here are put in its place, and named beside the table"
+    add("--published", action="store_true", help=f"{what}; {others}")
 
 
 def exponents(text: str) -> list[float]:
