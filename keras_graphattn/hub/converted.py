@@ -857,6 +857,7 @@ class ConvertedGraphFilter(Filtered, ConvertedAttention):
             dtype=query.dtype,
             logits=logits,
             dropout=lambda matrix: self.dropped_matrix(matrix, training),
+            overwrite=True,
         )
 
     def attend_rows(

@@ -195,6 +195,7 @@ class GraphFilterAttention(SelfAttention):
             dtype=query.dtype,
             logits=logits,
             dropout=self._dropout_in(call.training) if drops_attention else None,
+            overwrite=True,
         )
 
     def attended(

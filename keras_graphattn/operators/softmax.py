@@ -171,16 +171,22 @@ class Logits(NamedTuple):
         return ops.where(hidden, ops.cast(0.0, bias.dtype), bias), self.seen(visible)
 
     def weights(
-        self, scores: Float[Tensor, "B N T S"], visible: Num[Tensor, "B? N? T? S?"] | None = None
+        self,
+        scores: Float[Tensor, "B N T S"],
+        visible: Num[Tensor, "B? N? T? S?"] | None = None,
+        overwrite: bool = False,
     ) -> tuple[Float[Tensor, "B N T S"], Num[Tensor, "B? N? T? S?"] | None]:
-        """The softmax of the logits, and what each query sees; `source` must be formed."""
+        """The softmax of the logits, and what each query sees; `source` must be formed.
+
+        With `overwrite`, the weights may take the memory of the scores.
+        """
         if keras.backend.backend() == "torch" and self.bias is not None and self.sink is None:
             from keras_graphattn.operators.torch_biased_softmax import biased_softmax
 
             scores, _ = self._replace(bias=None).of(at_least_float32(scores))
             bias, visible = self._finite_bias(scores, visible)
             visible = None if visible is None else ops.cast(visible, "bool")
-            return biased_softmax(scores, bias, visible), visible
+            return biased_softmax(scores, bias, visible, overwrite), visible
         logits, seen = self.of(scores, visible)
         weights = self.without_sink(masked_softmax(logits, seen))
         return weights, None if seen is None else self.without_sink(seen)
@@ -337,6 +343,7 @@ class SoftmaxOperator(MatrixOperator):
         dtype: Dtype of A; that of the scores by default.
         logits: What becomes of the scores before the softmax; nothing by default.
         dropout: Optional function that drops entries of A. It is applied once.
+        overwrite: Whether the operator may overwrite `scores`, which saves memory under a bias.
 
     Example:
 
@@ -354,12 +361,13 @@ class SoftmaxOperator(MatrixOperator):
         dtype: str | None = None,
         logits: Logits | None = None,
         dropout: Dropout | None = None,
+        overwrite: bool = False,
     ) -> None:
         if logits is None or logits.is_plain:
             weights = masked_softmax(scores, visible)
         else:
             logits = logits.formed(ops.shape(scores)[-1])
-            weights, visible = logits.weights(scores, visible)
+            weights, visible = logits.weights(scores, visible, overwrite)
         weights = weights if dtype is None else ops.cast(weights, dtype)
         super().__init__(weights, visible, dropout)
 

@@ -6,6 +6,8 @@ themselves. Here weights below 1e-30 become 0, so that products with small gradi
 numbers too: their sum is far below the rounding of a row, whose weights sum to 1.
 """
 
+from functools import partial
+
 import torch
 
 from keras_graphattn.numerics.precision import hidden_logit, masked_softmax
@@ -13,16 +15,21 @@ from keras_graphattn.numerics.torch_gradient import Gradients, Tensors, in_place
 from keras_graphattn.types import Bool, Float, Tensor
 
 _SMALLEST = 1e-30
+_NARROW = 20.0  # a difference of biases that changes a weight by less than exp(20)
 
 
 def biased_softmax(
     scores: Float[Tensor, "B N T S"],
     bias: Float[Tensor, "B? N? T? S"],
     visible: Bool[Tensor, "B? N? T? S?"] | None = None,
+    overwrite: bool = False,
 ) -> Float[Tensor, "B N T S"]:
-    """`masked_softmax(scores + bias, visible)`."""
+    """`masked_softmax(scores + bias, visible)`.
+
+    With `overwrite`, the weights may take the memory of the scores if no gradient is recorded.
+    """
     masks = [] if visible is None else [visible]
-    (weights,) = in_place(_plain, _value, _gradient, scores, bias, *masks)
+    (weights,) = in_place(_plain, partial(_value, overwrite), _gradient, scores, bias, *masks)
     return weights
 
 
@@ -30,14 +37,24 @@ def _plain(scores: Tensor, bias: Tensor, *masks: Tensor) -> Tensors:
     return (masked_softmax(scores + bias, *masks),)
 
 
-def _value(keep: bool, scores: Tensor, bias: Tensor, *masks: Tensor) -> tuple[Tensors, Tensors]:
-    out = scores + bias
+def _value(
+    overwrite: bool, keep: bool, scores: Tensor, bias: Tensor, *masks: Tensor
+) -> tuple[Tensors, Tensors]:
+    out = scores.add_(bias) if overwrite and not keep else scores + bias
     for visible in masks:
         out.masked_fill_(~visible, hidden_logit())
-    out = torch.nn.functional.threshold_(torch.softmax(out, -1, out=out), _SMALLEST, 0.0)
+    out = torch.softmax(out, -1, out=out)
+    if _is_wide(bias):
+        torch.nn.functional.threshold_(out, _SMALLEST, 0.0)
     for visible in masks:  # a row that sees nothing is 0, not an average
         out.mul_(visible)
     return (out,), (out,) if keep else ()
+
+
+def _is_wide(bias: Tensor) -> bool:
+    """Whether the bias makes some weights very small, however the scores are."""
+    lowest, highest = bias.aminmax()
+    return not bool(highest - lowest < _NARROW)  # NaN too
 
 
 def _gradient(tensors: Tensors, kept: Tensors, upstream: Tensors) -> Gradients:

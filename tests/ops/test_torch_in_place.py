@@ -104,6 +104,23 @@ def test_softmax_under_a_bias_has_no_weights_that_slow_a_cpu_down():
     np.testing.assert_allclose(weights[:60], np.exp(-np.arange(60.0)) * (1 - np.exp(-1)), 1e-5)
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_scores_are_overwritten_only_where_that_is_allowed_and_no_gradient_needs_them(overwrite):
+    import torch
+
+    query, key, x = tensors("float32")
+    expected = to_numpy(scores_of(query, key))
+    logits = Logits(bias=ops.cast(np.arange(LENGTH) / 9.0, "float32")[None, None, None])
+    weights = {}
+    for records in (True, False):
+        scores = scores_of(query, key).detach().requires_grad_(records)
+        with torch.set_grad_enabled(records):
+            weights[records] = SoftmaxOperator(scores, logits=logits, overwrite=overwrite).matrix()
+        is_kept = records or not overwrite
+        assert np.array_equal(to_numpy(scores), expected) == is_kept
+    np.testing.assert_array_equal(*(to_numpy(one) for one in weights.values()))
+
+
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("twins", [0, 8])
 @pytest.mark.parametrize("drop_diagonal", [False, True])
