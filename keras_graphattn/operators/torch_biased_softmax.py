@@ -44,17 +44,20 @@ def _value(
     for visible in masks:
         out.masked_fill_(~visible, hidden_logit())
     out = torch.softmax(out, -1, out=out)
-    if _is_wide(bias):
-        torch.nn.functional.threshold_(out, _SMALLEST, 0.0)
+    for weights in _under_wide_biases(out, bias):
+        torch.nn.functional.threshold_(weights, _SMALLEST, 0.0)
     for visible in masks:  # a row that sees nothing is 0, not an average
         out.mul_(visible)
     return (out,), (out,) if keep else ()
 
 
-def _is_wide(bias: Tensor) -> bool:
-    """Whether the bias makes some weights very small, however the scores are."""
-    lowest, highest = bias.aminmax()
-    return not bool(highest - lowest < _NARROW)  # NaN too
+def _under_wide_biases(weights: Tensor, bias: Tensor) -> list[Tensor]:
+    """The weights of the heads whose bias makes some very small, whatever the scores are."""
+    lowest, highest = bias.amin((0, 2, 3)), bias.amax((0, 2, 3))
+    wide = (~(highest - lowest < _NARROW)).tolist()  # NaN too
+    if len(wide) == 1 or all(wide):
+        return [weights] if wide[0] else []
+    return [weights[:, head] for head, is_wide in enumerate(wide) if is_wide]
 
 
 def _gradient(tensors: Tensors, kept: Tensors, upstream: Tensors) -> Gradients:
