@@ -11,7 +11,7 @@ from typing import Any
 
 from recipes.causal_lm.data import DATASETS, LEVELS, WORD_DATASETS, Problem
 from recipes.common.attentions import OF_LAYERS, RATE, Settings, label
-from recipes.common.command.options import check_heads
+from recipes.common.command.options import add_where, check_heads
 from recipes.common.command.parsing import UsageError, at_least, flags, run_program
 from recipes.common.output.notes import absent_note, coefficient_notes, settings_note
 from recipes.common.recipe import Recipe
@@ -102,6 +102,7 @@ class CausalLanguageModels(Recipe):
         add("--preset", help=preset)
         published = "a paper's settings; options given here take their place, and are named"
         add("--published", choices=tuple(PAPERS), help=published)
+        add_where(add)
         tokens = "[byte; word for PTB and WikiText; preset with --preset]"
         add("--tokens", choices=LEVELS, help=tokens)
         add("--prompt", help="beginning of the sample [the test text's first tokens]")
@@ -119,6 +120,11 @@ class CausalLanguageModels(Recipe):
         if options.preset and attentions:
             raise UsageError(
                 f"--attention {','.join(attentions)}: no --preset has it, only models from scratch"
+            )
+        if options.where != "all" and attentions:
+            raise UsageError(
+                f"--where {options.where}: a model with --attention {','.join(attentions)} has it "
+                "in all layers"
             )
         if options.preset and sizes:
             raise UsageError(f"{flags(sizes)}: the sizes of --preset {options.preset} are its own")
@@ -175,6 +181,9 @@ class CausalLanguageModels(Recipe):
             raise UsageError(f"the models are KerasHub's: {INSTALL_EXTRA.format('hub')}")
         problem: Problem = super().load(options)
         self.model.prompt_tokens(problem, options)
+        if options.where != "all":  # layers that a model does not have fail before any training
+            for attention in options.attention:
+                self.model.build(self.trial(problem, attention, options))
         return problem
 
     def facts(self, problem: Problem, options: argparse.Namespace) -> dict[str, Any]:

@@ -18,13 +18,12 @@ import numpy as np
 from keras import layers, ops
 from keras.initializers import RandomNormal
 
-import keras_graphattn
 from recipes.causal_lm.data import FORM, Problem, per_word
 from recipes.common.attentions import ATTENTIONS, OF_LAYERS, Trial, layer_arguments
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.batches import Windows
 from recipes.common.data.sources import loading_preset
-from recipes.common.training.layers import dropout, named_seed, served_inputs
+from recipes.common.training.layers import converted, dropout, named_seed, served_inputs
 from recipes.common.training.optimizers import WarmUpLinearDecay, with_rates
 from recipes.common.training.runs import Training
 
@@ -74,16 +73,10 @@ def build(trial: Trial) -> keras.Model:
         UsageError: If there is no such preset, or it cannot be converted so.
     """
     options, size = trial.options, trial.problem.vocabulary.size
-    verb = ATTENTIONS[trial.attention].convert
     if trial.attention in OF_LAYERS:
         return of_layers(size, options, trial.seed, functools.partial(_attention, trial))
     model = _from_preset(options) if options.preset else _from_scratch(size, options)
-    if verb is not None:
-        try:
-            keras_graphattn.convert(model, verb, **layer_arguments(trial.settings))
-        except ValueError as error:
-            raise UsageError(f"--attention {trial.attention}: {error}") from error
-    return model
+    return converted(model, trial)
 
 
 def trainer(task: keras.Model, options: argparse.Namespace, steps: int) -> keras.Model:

@@ -34,6 +34,7 @@ from recipes.common.command.options import (
     add_published,
     add_run_options,
     add_shared,
+    add_where,
     attention_options,
     check_heads,
     deviations,
@@ -345,8 +346,7 @@ class ClassifierOfTexts(Recipe):
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--preset", help=self.presets)
         add_published(add, "the GFSA paper's training")
-        where = "layers: all, even, odd, first:2, last:2, 0,3, a pattern"
-        add("--where", default="all", help=where)
+        add_where(add)
         rate = {"type": number_in(0.0, math.inf, open_low=True), "default": 1e-3}
         add("--coefficient-learning-rate", **rate, help="the peak for filter coefficients")
         add("--max-length", type=at_least(8), default=128, help="tokens; longer texts are cut")

@@ -108,7 +108,7 @@ def test_softmax_under_a_bias_has_no_weights_that_slow_a_cpu_down():
 def test_scores_are_overwritten_only_where_that_is_allowed_and_no_gradient_needs_them(overwrite):
     import torch
 
-    query, key, x = tensors("float32")
+    query, key, _ = tensors("float32")
     expected = to_numpy(scores_of(query, key))
     logits = Logits(bias=ops.cast(np.arange(LENGTH) / 9.0, "float32")[None, None, None])
     weights = {}

@@ -361,6 +361,8 @@ WRONG = {
         ("--warm-up 7", ["--warm-up 7", "the 7 steps"]),
         ("--tokens preset", ["--tokens preset", "--preset"]),
         ("--preset nowhere", ["--layers", "sizes of --preset nowhere"]),
+        ("--attention gfsa --where last:9", ["last:9"]),
+        ("--attention differential --where even", ["--where even", "differential", "all layers"]),
         ("--published gfsa", ["--published gfsa", "wikitext-2", "text"]),
         ("--dataset ptb", ["no ptb.train.txt"]),
     ],

@@ -145,6 +145,14 @@ def test_the_best_model_reloads_and_has_the_test_perplexity(output):
     assert run["test_perplexity_per_word"] == pytest.approx(expected, rel=1e-3)
 
 
+def test_some_layers_of_a_model_get_the_attention(text_file, tmp_path):
+    own = f"--data-dir {text_file} --attention gfsa --skip-saved-model --sample-tokens 0"
+    run(RECIPE, tmp_path, own, SIZES, TRAINING, "--layers 3 --where even")
+    model = keras.saving.load_model(tmp_path / "model.keras", compile=False)
+    added = [bool(row.parameters_added) for row in keras_graphattn.inspect(model)]
+    assert added == [True, False, True]
+
+
 def test_a_model_of_layers_is_gpt_2():
     sizes = {"layers": 2, "d_model": 8, "heads": 2, "feed_forward": 12, "dropout": 0.0}
     options = SimpleNamespace(**sizes, context=7)

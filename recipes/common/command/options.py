@@ -206,6 +206,12 @@ def add_shared(
         parser.add_argument(*short, flags([name]), dest=name, default=default, **entry)
 
 
+def add_where(add: Callable[..., Any]) -> None:
+    """The option that says which layers of a model get the attention."""
+    where = "layers with --attention: all, even, odd, first:2, last:2, 0,3, a pattern"
+    add("--where", default="all", help=where)
+
+
 def add_run_options(
     parser: argparse.ArgumentParser,
     attentions: Sequence[str],
