@@ -44,20 +44,14 @@ def _value(
     for visible in masks:
         out.masked_fill_(~visible, hidden_logit())
     out = torch.softmax(out, -1, out=out)
-    for weights in _under_wide_biases(out, bias):
-        torch.nn.functional.threshold_(weights, _SMALLEST, 0.0)
+    ranges = bias.amax((0, 2, 3)) - bias.amin((0, 2, 3))  # of each head, or of all
+    for head, size in enumerate(ranges.tolist()):
+        if not size < _NARROW:  # NaN too
+            weights = out if len(ranges) == 1 else out[:, head]
+            torch.nn.functional.threshold_(weights, _SMALLEST, 0.0)
     for visible in masks:  # a row that sees nothing is 0, not an average
         out.mul_(visible)
     return (out,), (out,) if keep else ()
-
-
-def _under_wide_biases(weights: Tensor, bias: Tensor) -> list[Tensor]:
-    """The weights of the heads whose bias makes some very small, whatever the scores are."""
-    lowest, highest = bias.amin((0, 2, 3)), bias.amax((0, 2, 3))
-    wide = (~(highest - lowest < _NARROW)).tolist()  # NaN too
-    if len(wide) == 1 or all(wide):
-        return [weights] if wide[0] else []
-    return [weights[:, head] for head, is_wide in enumerate(wide) if is_wide]
 
 
 def _gradient(tensors: Tensors, kept: Tensors, upstream: Tensors) -> Gradients:
