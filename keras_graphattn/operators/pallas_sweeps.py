@@ -50,6 +50,7 @@ def with_gradient(
         causal: Whether a query sees no later key.
         kernels: The form of the kernels.
     """
+
     attend: Any = jax.custom_vjp(functools.partial(_twice, causal=causal, kernels=kernels))
 
     def forward(*tensors: Tensor) -> tuple[Tensors, tuple[Tensors, Tensors]]:

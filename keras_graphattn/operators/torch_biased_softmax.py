@@ -2,8 +2,9 @@
 
 Under a bias that grows with the distance, the weights of far tokens are subnormal numbers, and a
 CPU multiplies these many times as slowly as others. TensorFlow and jax round them to 0 by
-themselves. Here weights below 1e-30 become 0, so that products with small gradients stay normal
-numbers too: their sum is far below the rounding of a row, whose weights sum to 1.
+themselves. Here, in heads whose bias has a wide range, weights below 1e-30 become 0, so that
+products with small gradients stay normal numbers too: their sum is far below the rounding of a row,
+whose weights sum to 1.
 """
 
 from functools import partial
@@ -15,7 +16,7 @@ from keras_graphattn.numerics.torch_gradient import Gradients, Tensors, in_place
 from keras_graphattn.types import Bool, Float, Tensor
 
 _SMALLEST = 1e-30
-_NARROW = 20.0  # a difference of biases that changes a weight by less than exp(20)
+_NARROW = 20.0  # a bias of a smaller range makes no weight so small by itself
 
 
 def biased_softmax(

@@ -207,7 +207,7 @@ def add_shared(
 
 
 def add_where(add: Callable[..., Any]) -> None:
-    """The option that says which layers of a model get the attention."""
+    """Adds the option `--where`: which layers of a model get the attention."""
     where = "layers with --attention: all, even, odd, first:2, last:2, 0,3, a pattern"
     add("--where", default="all", help=where)
 
