@@ -25,13 +25,14 @@ Tensor = Any
 def prepare(trial: Trial) -> Training:
     """The compiled model and the batches of one attention with one seed.
 
-    The optimizer is RAdam with Adam's usual betas, under which filter coefficients have their own
-    rate. The metrics leave out the rows that only fill up the last batch.
+    The optimizer is RAdam, or Adam, with the usual betas, under which filter coefficients have
+    their own rate. The metrics leave out the rows that only fill up the last batch.
     """
     problem, options = trial.problem, trial.options
     train, validation = parts(trial)
     model = build(trial)
-    optimizer = keras.optimizers.Adam(RectifiedLearningRate(options.learning_rate))
+    rate = options.learning_rate
+    optimizer = keras.optimizers.Adam(RectifiedLearningRate(rate) if options.rectified else rate)
     model.compile(optimizer=with_rates(optimizer, model), **loss_and_metrics())
     return Training(
         model,
@@ -62,16 +63,21 @@ def build(trial: Trial) -> keras.Model:
     problem, options = trial.problem, trial.options
     series = keras.Input((problem.length, problem.channels), name="series", dtype="float32")
     mask = keras.Input((problem.length,), name="padding_mask", dtype="bool")
-    tokens = _embed(series, mask, statistics(parts(trial)[0]), options.d_model)
+    tokens = _embed(series, mask, statistics(parts(trial)[0]), options)
     for number in range(1, options.layers + 1):
         tokens = _block(trial, tokens, mask, f"block_{number}")
-    outputs = probabilities(masked_mean(tokens, mask), len(problem.classes))
+    if options.readout == "flatten":
+        kept = dropout(options.dropout, trial.seed, "readout_dropout")(tokens)
+        features = layers.Flatten()(ops.where(ops.expand_dims(mask, -1), kept, 0.0))
+    else:
+        features = masked_mean(tokens, mask)
+    outputs = probabilities(features, len(problem.classes))
     inputs = {"series": series, "padding_mask": mask}
     return keras.Model(inputs, outputs, name=f"time_series_{trial.attention}")
 
 
 def _embed(
-    series: Tensor, mask: Tensor, moments: tuple[np.ndarray, np.ndarray], width: int
+    series: Tensor, mask: Tensor, moments: tuple[np.ndarray, np.ndarray], options: Any
 ) -> Tensor:
     mean, variance = (one.tolist() for one in moments)
     standardise = layers.Normalization(
@@ -81,12 +87,12 @@ def _embed(
     real = ops.logical_and(ops.expand_dims(mask, -1), ops.logical_not(ops.isnan(values)))
     values = ops.where(real, values, 0.0)
     positions = ops.maximum(ops.cumsum(ops.cast(mask, "int32"), axis=1) - 1, 0)
-    return layers.Add(name="embedding")(
-        [
-            layers.Dense(width, name="values")(values),
-            layers.Embedding(series.shape[1], width, name="positions")(positions),
-        ]
-    )
+    width = options.d_model
+    embedded = layers.Dense(width, name="values")(values)
+    if options.scaled_values:
+        embedded = embedded * width**0.5
+    placed = layers.Embedding(series.shape[1], width, name="positions")(positions)
+    return layers.Add(name="embedding")([embedded, placed])
 
 
 def _block(trial: Trial, tokens: Tensor, mask: Tensor, name: str) -> Tensor:

@@ -29,6 +29,13 @@ SpokenArabicDigits 4, .1, 1, 0; UWaveGestureLibrary 10, .1, 2, 1.5"""
 LEARNED = ("Handwriting", "Heartbeat", "JapaneseVowels")
 OF_UEA = {"epochs": 100, "patience": 100, "batch_size": 16, "learning_rate": 1e-3, "layers": 2}
 OF_UEA |= {"d_model": 512, "heads": 8, "attention": ["softmax", "linear", "gfsa", "agf"]}
+# METHODS, section 6: what AGF's released code sets on UEA
+RELEASED = {"dropout": 0.1, "feed_forward": 2048, "scaled_values": True, "readout": "flatten"}
+OTHERWISE_RELEASED = {
+    "PEMS-SF": ((5, 0.1, 1.5, 2), {"epochs": 400, "patience": 400}),
+    "SelfRegulationSCP1": ((9, 0.1, 1.5, 1), {}),
+    "SpokenArabicDigits": ((4, 0.5, 1, 0), {"rectified": False}),
+}
 # AGF on the arena, as METHODS has it: K, gamma, a, b, learning rate
 ARENA = """text 5, .001, 1, 1, 5e-5; image 7, .01, 2, -1, 1e-3; retrieval 5, .1, 1, 1, 5e-4;
 listops 5, .1, 1.5, 1, 1e-3; pathfinder 3, 1e-4, 1.5, -1, 1e-4"""
@@ -56,6 +63,11 @@ def time_series_cases():
     for name, numbers in rows(UEA):
         settings = {"agf": agf(*numbers, learned=name in LEARNED)}
         yield f"--published --dataset {name}", OF_UEA, settings, []
+        if name not in OTHERWISE_RELEASED:
+            yield f"--released --dataset {name}", OF_UEA | RELEASED, settings, []
+    for name, (numbers, others) in OTHERWISE_RELEASED.items():
+        settings = {"agf": agf(*numbers)}
+        yield f"--released --dataset {name}", OF_UEA | RELEASED | others, settings, []
     changed = "--published --epochs 3 --order 2 --attention agf --batch-size 16"
     options = {"epochs": 3, "d_model": 512, "attention": ["agf"]}
     yield changed, options, {}, ["epochs 3 (published: 100)", "order 2"]

@@ -1,5 +1,6 @@
 import shutil
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -81,10 +82,14 @@ def problem(tiny_folder):
     return read("Tiny", tiny_folder)
 
 
-@pytest.fixture(scope="module", params=RECIPE.attentions)
+RELEASED = ["--readout", "flatten", "--scaled-values"]
+
+
+@pytest.fixture(scope="module", params=[*RECIPE.attentions, "released"])
 def model(request, problem, tiny_arguments):
-    options = RECIPE.parse([*tiny_arguments, "--layers", "2"])
-    model = build(RECIPE.trial(problem, request.param, options))
+    released = request.param == "released"
+    options = RECIPE.parse([*tiny_arguments, "--layers", "2", *(RELEASED if released else ())])
+    model = build(RECIPE.trial(problem, "agf" if released else request.param, options))
     random = np.random.default_rng(0)
     for weight in model.weights:
         if "float" in str(weight.dtype) and "standardise" not in weight.path:
@@ -98,6 +103,8 @@ def probabilities(model, series, mask):
 
 def test_padding_may_come_first(model, problem):
     """`test_models` has the padding after the series."""
+    if any("flatten" in layer.name for layer in model.layers):
+        pytest.skip("the classifier knows the tokens by their places")
     series, mask = problem.test.series, problem.test.padding_mask
     expected = probabilities(model, series, mask)
     shifts = (~mask).sum(axis=1)
@@ -125,6 +132,23 @@ def test_series_are_standardised_inside_and_missing_values_are_means(
     standard = ops.convert_to_numpy(standardise(train.series))[train.padding_mask]
     np.testing.assert_allclose(np.nanmean(standard, axis=0), 0, atol=1e-4)
     np.testing.assert_allclose(np.nanstd(standard, axis=0), 1, atol=1e-4)
+
+
+def test_the_released_readout_is_its_formula(problem, tiny_arguments):
+    """Values times sqrt(d) before the positions; a classifier on all tokens, 0 where is padding."""
+    options = RECIPE.parse([*tiny_arguments, *RELEASED])
+    model = build(RECIPE.trial(problem, "softmax", options))
+    series, mask = problem.test.series, problem.test.padding_mask
+    inputs = {"series": series, "padding_mask": mask}
+    names = ("embedding", "values", "positions", f"block_{options.layers}")
+    seen = keras.Model(model.input, [model.get_layer(name).output for name in names])
+    embedded, values, positions, tokens = map(ops.convert_to_numpy, seen(inputs))
+    width = options.d_model
+    np.testing.assert_allclose(embedded, values * width**0.5 + positions, atol=1e-5)
+    kernel, bias = map(ops.convert_to_numpy, model.get_layer("probabilities").weights)
+    logits = np.where(mask[..., None], tokens, 0).reshape(len(tokens), -1) @ kernel + bias
+    expected = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(probabilities(model, series, mask), expected, atol=1e-5)
 
 
 def test_an_empty_series_gives_numbers(model, problem):
