@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import scipy.stats
 
-from recipes.common.attentions import ATTENTIONS, label
+from recipes.common.attentions import attention_of, label
 from recipes.common.command.parsing import UsageError, run_program
 from recipes.common.training.records import by_fold
 from recipes.graph_classification.__main__ import PUBLISHED_ACCURACIES as TU_DATA
@@ -279,7 +279,7 @@ def draw(results: list[Results], path: Path) -> None:
     for name in names:
         first = place
         for _, attention, change in (row for row in rows if row[0] == name):
-            look = {"color": ATTENTIONS[attention].colour, "label": label(attention)}
+            look = {"color": attention_of(attention).colour, "label": label(attention)}
             if attention in seen:
                 look.pop("label")
             seen.add(attention)

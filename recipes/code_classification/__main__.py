@@ -206,7 +206,7 @@ class CodeClassification(ClassifierOfTexts):
             notes.append(settings_note(PAPER, results["published"]["departures"]))
             notes += absent_note(PAPER, REPORTED, results)
             if "gfsa" in results["settings"]["filters"]:
-                order = options.order or 3
+                order = str(options.order or 3).strip("[]")
                 notes.append(f"{PAPER} chooses K from 2 to 4 for each model; here {order}.")
         return notes
 

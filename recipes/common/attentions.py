@@ -6,10 +6,14 @@ Does not import Keras itself: it must come after the choice of the backend.
 """
 
 import argparse
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 Settings = dict[str, Any]  # of one attention, as numbers and names that go into a file
+
+
+ORDER = "-order"  # between the name of an attention and one of several orders of its filter
 
 
 class Trial(NamedTuple):
@@ -20,6 +24,12 @@ class Trial(NamedTuple):
     settings: Settings  # of the attention
     options: argparse.Namespace  # of the command line
     seed: int = 0
+    order: int | None = None  # of its filter, where several are compared
+
+    @property
+    def name(self) -> str:
+        """The name of the attention in tables and files, such as `gfsa` or `gfsa-order5`."""
+        return self.attention if self.order is None else f"{self.attention}{ORDER}{self.order}"
 
 
 class Attention(NamedTuple):
@@ -164,6 +174,30 @@ def option_names() -> list[str]:
     return list(dict.fromkeys(name for one in ATTENTIONS.values() for name in one.options))
 
 
+def compared(name: str) -> tuple[str, int | None]:
+    """The attention of a name in tables, and the order of its filter if it is one of several."""
+    attention, _, order = name.partition(ORDER)
+    return attention, int(order) if order else None
+
+
+def attention_of(name: str) -> Attention:
+    """The attention of a name in tables; with an order, darker the higher it is.
+
+    Raises:
+        LookupError: If there is none.
+    """
+    attention, order = compared(name)
+    own = ATTENTIONS[attention]
+    if order is None:
+        return own
+    shade = min(math.log2(order) / 4, 1.0)
+    end, share = ("ff", 0.6 - 1.2 * shade) if shade < 0.5 else ("00", 1.2 * shade - 0.6)
+    parts = (int(own.colour[at : at + 2], 16) for at in (1, 3, 5))
+    mixed = (round((1 - share) * part + share * int(end, 16)) for part in parts)
+    colour = "#" + "".join(f"{part:02x}" for part in mixed)
+    return own._replace(name=name, label=f"{own.label}, K = {order}", colour=colour)
+
+
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
     """The options of attentions that are set."""
     values = {name: getattr(options, name, None) for name in option_names()}
@@ -182,6 +216,8 @@ def settings_of(
 ) -> Settings:
     """The settings of an attention; `defaults` are the values of missing options."""
     own, asked = ATTENTIONS[attention], given_options(options)
+    if isinstance(asked.get("order"), list):  # each run has one of them
+        del asked["order"]
     filter = filter_name(attention, options)
     values = {name: value for name, value in defaults.items() if value is not None}
     if filter != own.filter and not _is_polynomial(filter):
@@ -231,7 +267,7 @@ def layer_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def label(attention: str) -> str:
     """The name of an attention in tables and plots."""
-    return ATTENTIONS[attention].label
+    return attention_of(attention).label
 
 
 def _is_polynomial(filter: str | None) -> bool:

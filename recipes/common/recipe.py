@@ -17,7 +17,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from recipes.common.attentions import MULTIPLIER, RATE, Settings, Trial, option_names, settings_of
+from recipes.common.attentions import (
+    ATTENTIONS,
+    MULTIPLIER,
+    ORDER,
+    RATE,
+    Settings,
+    Trial,
+    compared,
+    option_names,
+    settings_of,
+)
 from recipes.common.command.checks import (
     check_attentions,
     check_installed,
@@ -228,8 +238,21 @@ class Recipe(abc.ABC):
     def trial(
         self, problem: Any, attention: str, options: argparse.Namespace, seed: int = 0
     ) -> Trial:
-        """One training of this recipe."""
-        return Trial(problem, attention, self.settings(options)[attention], options, seed)
+        """One training of this recipe; the attention may have one of several orders."""
+        attention, order = compared(attention)
+        if order is not None:
+            options = argparse.Namespace(**{**vars(options), "order": order})
+        return Trial(problem, attention, self.settings(options)[attention], options, seed, order)
+
+    def compared(self, options: argparse.Namespace) -> list[str]:
+        """The names of what is compared: attentions, each with all orders of its filter."""
+        orders = getattr(options, "order", None)
+        several = orders if isinstance(orders, list) else []
+        names = []
+        for name in options.attention:
+            has_order = several and "order" in ATTENTIONS[name].options
+            names += [f"{name}{ORDER}{order}" for order in several] if has_order else [name]
+        return names
 
     def deviations(self, options: argparse.Namespace) -> list[str]:
         """The options in which a run with published settings differs from the paper."""
@@ -294,8 +317,8 @@ class Recipe(abc.ABC):
         if getattr(options, "validation_fraction", None) == 0:
             criterion = criterion._replace(choose_by=LAST_EPOCH)
         for seed in options.seeds:
-            for attention in options.attention:
-                trial = self.trial(problem, attention, options, seed)
+            for name in self.compared(options):
+                trial = self.trial(problem, name, options, seed)
                 train_run(trial, output, self.model.prepare, criterion)
         if not is_writer(options):
             return

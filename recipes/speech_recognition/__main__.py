@@ -110,6 +110,8 @@ class SpeechRecognition(Recipe):
         add("--time-mask-share", type=share, default=0.2, help=most)
         speeds = "at which to train, one drawn for each recording"
         add("--speeds", type=_speeds, metavar="S,S,...", default=[0.9, 1.0, 1.1], help=speeds)
+        noise = "ratio to the noise added in training, in decibels, one drawn for each recording"
+        add("--noise", type=_ratios, metavar="LEAST,GREATEST", default=[], help=f"{noise} [none]")
         add("--buckets", type=at_least(1), default=4, help="lengths to pad to")
         seconds = number_in(0.0, math.inf, open_low=True)
         add("--batch-seconds", type=seconds, help="of a batch, in place of --batch-size")
@@ -244,6 +246,15 @@ def _speeds(text: str) -> list[float]:
     """An argument type: comma-separated speeds."""
     check = number_in(0.5, 2.0)
     return [check(part) for part in text.split(",")]
+
+
+def _ratios(text: str) -> list[float]:
+    """An argument type: the least and the greatest ratio, in decibels."""
+    check = number_in(-20.0, 100.0)
+    ratios = [check(part) for part in text.split(",")]
+    if len(ratios) != 2 or ratios[0] > ratios[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is not two rising numbers, such as 5,40")
+    return ratios
 
 
 def _masks(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Batches of recordings of about the same length, at speeds that are drawn for each epoch."""
+"""Batches of recordings of about the same length; speeds and noise are drawn for each epoch."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -22,6 +22,8 @@ class Recordings(Buckets):
         batch_size: Recordings of a batch.
         seed: Seed of the order and of the speeds; without one, no recording changes.
         speeds: The speeds of which one is drawn for each recording, 1 for its own.
+        noise: Least and greatest ratio of a recording to the noise added to it, in decibels; one is
+            drawn for each recording. Without a seed, or empty, there is no noise.
         batch_samples: Samples of a batch, padding counted, in place of `batch_size`.
     """
 
@@ -33,9 +35,11 @@ class Recordings(Buckets):
         seed: int | None = None,
         *,
         speeds: Sequence[float] = (1.0,),
+        noise: Sequence[float] = (),
         batch_samples: int | None = None,
     ) -> None:
         self.speeds, self.batch_samples = list(speeds), batch_samples
+        self.noise = [] if seed is None else list(noise)
         # at the slowest speed, so that a recording stays in its bucket: Keras takes the number of
         # batches of the first epoch for that of all
         self.slowest = _at_speed(split.lengths, min(speeds))
@@ -87,8 +91,24 @@ class Recordings(Buckets):
 
         samples = self.split.samples(which)
         ratio = _stretch(self.speeds[self.drawn[which]])
-        up, down = ratio.as_integer_ratio()
-        return samples if ratio == 1 else resample_poly(samples, up, down)
+        if ratio != 1:
+            samples = resample_poly(samples, *ratio.as_integer_ratio())
+        if self.noise:
+            random = np.random.default_rng([self.seed or 0, self.epoch, which, 2])
+            samples = samples + _noise(samples, random.uniform(*self.noise), random)
+        return samples
+
+
+def _noise(samples: np.ndarray, ratio: float, random: np.random.Generator) -> np.ndarray:
+    """Noise (S,), `ratio` decibels below the samples, from white to one that falls with frequency.
+
+    Its neighbouring samples have a drawn correlation of 0 to 0.95.
+    """
+    from scipy.signal import lfilter
+
+    noise = lfilter([1.0], [1.0, -random.uniform(0.0, 0.95)], random.standard_normal(len(samples)))
+    level = np.sqrt(np.mean(np.square(samples)) / np.mean(np.square(noise)))
+    return (noise * level * 10.0 ** (-ratio / 20.0)).astype("float32")
 
 
 def _stretch(speed: float) -> Fraction:

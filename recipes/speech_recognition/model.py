@@ -77,7 +77,10 @@ def batches_of(
     )
     samples = options.batch_seconds and round(options.batch_seconds * problem.rate)
     return Recordings(
-        *(split, lengths, options.batch_size, seed), speeds=speeds, batch_samples=samples
+        *(split, lengths, options.batch_size, seed),
+        speeds=speeds,
+        noise=options.noise,
+        batch_samples=samples,
     )
 
 

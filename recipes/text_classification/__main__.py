@@ -120,7 +120,7 @@ class TextClassification(ClassifierOfTexts):
             notes.append(settings_note(PAPER, results["published"]["departures"]))
             notes += absent_note(PAPER, REPORTED, results)
             if "gfsa" in results["settings"]["filters"]:
-                order = options.order or 3
+                order = str(options.order or 3).strip("[]")
                 notes.append(f"{PAPER} chooses K from 2 to 10 for each task; here {order}.")
             if options.preset not in PUBLISHED_PRESETS:
                 notes.append(f"{PAPER} does not use this model; it has BERT, RoBERTa, ALBERT base.")

@@ -15,7 +15,7 @@ import scipy.io.wavfile
 
 from keras_graphattn import filters
 from keras_graphattn.version import INSTALL_EXTRA
-from recipes.common.attentions import ATTENTIONS, layer_arguments
+from recipes.common.attentions import ATTENTIONS, attention_of, layer_arguments
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.sources import load_tfds
 from recipes.common.storage import LOCK, locked
@@ -488,6 +488,10 @@ def test_attentions_look_different():
     assert len({one.colour for one in ATTENTIONS.values()}) == len(ATTENTIONS)
     assert len({one.label for one in ATTENTIONS.values()}) == len(ATTENTIONS)
     assert [one.name for one in ATTENTIONS.values()] == list(ATTENTIONS)
+    orders = [attention_of(f"gfsa-order{order}") for order in (1, 2, 3, 4, 5, 7, 9, 16)]
+    assert len({one.colour for one in orders}) == len({one.label for one in orders}) == len(orders)
+    brightness = [sum(bytes.fromhex(one.colour[1:])) for one in orders]
+    assert brightness == sorted(brightness, reverse=True)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -503,6 +507,22 @@ def test_a_new_filter_is_an_option_of_every_recipe(name, monkeypatch):
     assert type(layer_arguments(settings)["filter"]) is Halved
     with pytest.raises(UsageError, match="halved"):
         recipe.parse([*asked, "--filter", "unheard"])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_several_orders_are_compared_in_every_recipe(name):
+    recipe = recipe_of(name)
+    asked = [*data_options(name), "--attention", "softmax,gfsa", "--order", "2,5"]
+    options = recipe.parse(asked)
+    assert recipe.compared(options) == ["softmax", "gfsa-order2", "gfsa-order5"]
+    trials = [recipe.trial(None, one, options, seed=1) for one in recipe.compared(options)]
+    assert [trial.attention for trial in trials] == ["softmax", "gfsa", "gfsa"]
+    assert [trial.settings["filter"]["order"] for trial in trials[1:]] == [2, 5]
+    assert [trial.name for trial in trials] == recipe.compared(options)
+    # the settings of a folder are those without an order, so that more of them can be added
+    assert recipe.settings(options) == recipe.settings(recipe.parse(asked[:-2]))
+    with pytest.raises(UsageError, match="order"):
+        recipe.parse([*asked[:-1], "2,2"])
 
 
 @pytest.mark.parametrize("name", RECIPES)

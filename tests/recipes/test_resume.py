@@ -75,6 +75,24 @@ def test_killed_training_continues_to_the_same_end(tiny_arguments, tmp_path):
     assert all(row == pytest.approx(expected, rel=1e-4) for row, expected in pairs)
 
 
+def test_orders_of_a_filter_stand_in_one_table_and_more_can_be_added(
+    tiny_arguments, tmp_path, capsys
+):
+    tiny = [*tiny_arguments, "--epochs", "1", "--skip-saved-model", "--output", str(tmp_path)]
+    assert RECIPE.main([*tiny, "--attention", "softmax,gfsa", "--order", "2,3"]) == 0
+    assert RECIPE.main([*tiny, "--attention", "gfsa", "--order", "3,12"]) == 0
+    assert "gfsa-order3-seed0: finished before" in capsys.readouterr().out
+    names = ["softmax", "gfsa-order2", "gfsa-order3", "gfsa-order12"]
+    assert [row["attention"] for row in results_of(tmp_path)["table"]] == names
+    for order in (2, 12):
+        history = (tmp_path / "histories" / f"gfsa-order{order}-seed0.csv").read_text()
+        assert len(history.splitlines()) == 2
+    (tmp_path / "runs" / "gfsa-order2-seed0" / "run.json").unlink()
+    assert RECIPE.main([*tiny, "--attention", "softmax"]) == 0
+    words = "gfsa-order2-seed0: left out, not finished (1 epochs); --attention gfsa --seeds 0, with"
+    assert f"{words} the same --order, continues it" in capsys.readouterr().out
+
+
 # In one step of an epoch only the weights break: its loss is that of the weights before it.
 @pytest.mark.parametrize(("batch_size", "steps"), [(4, 2), (30, 1)])
 def test_a_loss_that_is_not_finite_ends_the_run_with_one_error(

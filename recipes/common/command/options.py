@@ -28,6 +28,7 @@ from recipes.common.command.parsing import (
     flags,
     names_among,
     number_in,
+    numbers,
     seeds,
 )
 from recipes.common.command.processes import place
@@ -144,7 +145,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "choices": NamesIn("keras_graphattn.filters", "FILTERS"),
         "help": "a function of the attention matrix: %(choices)s [gfsa: first_order; agf: jacobi]",
     },
-    "order": {"type": at_least(1), "help": "degree K of the filter [3; agf: as published]"},
+    "order": {
+        "type": numbers(1),
+        "metavar": "K",
+        "help": "degree of the filter; several, comma-separated, are compared in one table [3; "
+        "agf: as published]",
+    },
     "start": {
         "choices": NamesIn("keras_graphattn.filters.filter", "STARTS"),
         "help": "start of the filters: %(choices)s [plain]",

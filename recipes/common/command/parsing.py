@@ -132,6 +132,17 @@ def at_least(smallest: int) -> Callable[[str], int]:
     return whole_number
 
 
+def numbers(least: int) -> Callable[[str], int | list[int]]:
+    """An argument type: a whole number of at least `least`, or several, comma-separated."""
+    check = at_least(least)
+
+    def one_or_more(text: str) -> int | list[int]:
+        values = _all_different([check(part) for part in text.split(",")])
+        return values if len(values) > 1 else values[0]
+
+    return one_or_more
+
+
 def number_in(low: float, high: float, *, open_low: bool = False) -> Callable[[str], float]:
     """An argument type: a number in [low, high), or in (low, high) with `open_low`."""
 

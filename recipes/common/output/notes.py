@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from recipes.common.attentions import DISTANCE, POWER, label
+from recipes.common.attentions import DISTANCE, POWER, compared, label
 
 
 def settings_note(paper: str, deviations: Sequence[str]) -> str:
@@ -17,7 +17,7 @@ def settings_note(paper: str, deviations: Sequence[str]) -> str:
 def absent_note(paper: str, reported: Iterable[str], results: dict[str, Any]) -> list[str]:
     """Names the attentions in a table that a paper does not have; empty if it has all."""
     attentions = dict.fromkeys(row["attention"] for row in results["table"])
-    absent = [label(name) for name in attentions if name not in set(reported)]
+    absent = [label(name) for name in attentions if compared(name)[0] not in set(reported)]
     return [f"not in {paper}: {', '.join(absent)}."] if absent else []
 
 

@@ -11,7 +11,7 @@ from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
-from recipes.common.attentions import ATTENTIONS, label
+from recipes.common.attentions import attention_of, label
 from recipes.common.data.chance import Chance
 from recipes.common.storage import atomically
 from recipes.common.training.records import Run
@@ -88,7 +88,7 @@ def _draw_metric(panel: plt.Axes, metric: str, runs: list[Run]) -> None:
             run.state.best_epoch,
             run.state.best[metric],
             "o",
-            color=ATTENTIONS[run.attention].colour,
+            color=attention_of(run.attention).colour,
             markeredgecolor="white",
             markersize=11 if run.attention == BELOW else 7,
             zorder=3,
@@ -108,7 +108,7 @@ def _draw_curves(
     for attention, own in _by_attention(runs):
         curves = [np.array(values_of(run), "float") for run in own]
         wide, several = _width(attention), len(own) > 1
-        style = {"color": ATTENTIONS[attention].colour, "marker": marker}
+        style = {"color": attention_of(attention).colour, "marker": marker}
         thin = {"linewidth": wide / 3 if several else wide, "alpha": 0.5 if several else 1.0}
         for curve in curves:
             panel.plot(np.arange(first, first + len(curve)), curve, **thin, **style)
@@ -135,7 +135,7 @@ def _legend(runs: list[Run], chance: Chance | None) -> list[Line2D]:
     entries = []
     for name, own in groups:
         seeds = f" ({len(own)} seeds)" if len(own) > 1 else f" (seed {own[0].seed})"
-        look = {"color": ATTENTIONS[name].colour, "linewidth": _width(name)}
+        look = {"color": attention_of(name).colour, "linewidth": _width(name)}
         entries.append({**look, "label": label(name) + seeds})
     if any(len(own) > 1 for _, own in groups):
         entries.append({"color": LEGEND, "linewidth": 2.5, "label": "mean of the seeds"})

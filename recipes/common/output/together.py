@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recipes.common.attentions import ATTENTIONS, label
+from recipes.common.attentions import attention_of, label
 from recipes.common.command.parsing import Parser, UsageError, run_command, run_program
 from recipes.common.output.notes import paired_difference
 from recipes.common.storage import DamagedFileError, atomically, read_json, write_text
@@ -58,7 +58,7 @@ def read(folder: Path) -> Comparison:
         metric = next(key for key in results["table"][0] if key.endswith("_mean"))
         metric, runs = metric.removesuffix("_mean"), results["runs"]
         attentions = [row["attention"] for row in results["table"]]
-        if not all(run[metric] is not None and run["attention"] in ATTENTIONS for run in runs):
+        if not all(run[metric] is not None and label(run["attention"]) for run in runs):
             raise KeyError(metric)
     except (DamagedFileError, LookupError, StopIteration, TypeError, AttributeError) as error:
         raise UsageError(f"{folder / 'results.json'} is not that of a recipe") from error
@@ -123,7 +123,7 @@ def draw(comparisons: Sequence[Comparison]) -> Any:
         if column == 0 or not same:
             panel.set_ylabel(one.metric_in_words)
         for place, attention in enumerate(one.attentions):
-            values, colour = one.values(attention), ATTENTIONS[attention].colour
+            values, colour = one.values(attention), attention_of(attention).colour
             panel.plot([place] * len(values), values, "o", color=colour, markersize=5, alpha=0.6)
             means = [statistics.fmean(values)] * 2
             panel.plot([place - 0.3, place + 0.3], means, color=colour, linewidth=3)

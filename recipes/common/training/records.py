@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recipes.common.attentions import compared
 from recipes.common.command.parsing import UsageError
 from recipes.common.storage import DamagedFileError, read_json
 
@@ -191,16 +192,24 @@ def finished_runs(
     One line is printed for each run that is left out.
     """
     names = (re.fullmatch(r"(.+)-seed(\d+)", path.name) for path in (output / "runs").glob("*/"))
-    pairs = [(name[1], int(name[2])) for name in names if name and name[1] in attentions]
+    pairs = [(name[1], int(name[2])) for name in names if name]
+    pairs = [pair for pair in pairs if compared(pair[0])[0] in attentions]
+
+    def place(pair: tuple[str, int]) -> tuple[int, int, int]:
+        attention, order = compared(pair[0])
+        return attentions.index(attention), order or 0, pair[1]
+
     runs = []
-    for attention, seed in sorted(pairs, key=lambda pair: (attentions.index(pair[0]), pair[1])):
+    for attention, seed in sorted(pairs, key=place):
         state, run = read_run(output, attention, seed, criterion)
         if run is not None:
             runs.append(run)
         else:
+            name, order = compared(attention)
+            same = ", with the same --order," if order else ""
             print(
                 f"{run_name(attention, seed)}: left out, not finished ({state.epoch} epochs); "
-                f"--attention {attention} --seeds {seed} continues it",
+                f"--attention {name} --seeds {seed}{same} continues it",
                 flush=True,
             )
     return runs

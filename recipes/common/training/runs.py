@@ -60,8 +60,8 @@ def train_run(
     Of several processes, the one that writes returns the run, and the others `None`. Raises
     `FloatingPointError` in an epoch that leaves a loss or a weight that is not finite.
     """
-    name, options = run_name(trial.attention, trial.seed), trial.options
-    state, run = read_run(output, trial.attention, trial.seed, criterion)
+    name, options = run_name(trial.name, trial.seed), trial.options
+    state, run = read_run(output, trial.name, trial.seed, criterion)
     check_equal(
         options,
         state.epoch if run is None else -1,
@@ -99,7 +99,7 @@ def train_run(
     if is_shared(options):  # the others take no part: on the devices of this process
         record = _finish(keeper, *_begun(trial, prepare))
     write_json(keeper.folder / "run.json", record)
-    return Run(trial.attention, trial.seed, keeper.folder, state, criterion=criterion, **record)
+    return Run(trial.name, trial.seed, keeper.folder, state, criterion=criterion, **record)
 
 
 def _begun(
