@@ -87,14 +87,22 @@ GENERATORS: list[tuple[np.random.Generator, Any]] = []
 def pytest_collection_finish() -> None:
     """Keeps the state of generators, and takes what is imported out of garbage collection.
 
-    Keras collects garbage for each layer that it quantises; with all backends imported, that takes
-    half a second each time.
+    Keras collects garbage for each variable that it deletes from a layer, as it does to quantise
+    it. In a process that has run many tests, that took half a minute for one model.
     """
     modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "tests"]
     found = {id(v): v for m in modules for v in vars(m).values() if _is_generator(v)}
     GENERATORS.extend((each, each.bit_generator.state) for each in found.values())
     gc.collect()
     gc.freeze()
+    gc.collect = _collect_but_for_keras  # type: ignore[assignment]
+
+
+COLLECT = gc.collect
+
+
+def _collect_but_for_keras(generation: int = 2) -> int:
+    return 0 if sys._getframe(1).f_code.co_name == "__delattr__" else COLLECT(generation)
 
 
 def _is_generator(value: object) -> bool:
