@@ -22,6 +22,7 @@ from recipes.common.attentions import attention_of, label
 from recipes.common.command.parsing import UsageError, run_program
 from recipes.common.training.records import by_fold
 from recipes.graph_classification.__main__ import PUBLISHED_ACCURACIES as TU_DATA
+from recipes.motif_detection.__main__ import PUBLISHED_ACCURACIES as MOTIF_ACCURACIES
 from recipes.node_classification.__main__ import PUBLISHED_ACCURACIES as CITATIONS
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +49,10 @@ PUBLISHED: dict[str, dict[str, tuple[float, str]]] = {
         f"node_classification/{dataset}{ending}": reported
         for dataset, reported in CITATIONS.items()
         for ending in ("", "-published")
+    },
+    **{
+        f"motif_detection/{name}-published": {"graph_kernel": (accuracy / 100, GKAT)}
+        for name, accuracy in MOTIF_ACCURACIES.items()
     },
     **{
         f"graph_classification/{name}-published": {"graph_kernel": (accuracy / 100, GKAT)}
@@ -78,8 +83,11 @@ WORDS = """## In plain words
 
 * **Graphs.** Where the edges are the point, attention with a graph kernel sees what plain attention
   cannot: induced cycles, one layer on Cora, ENZYMES. Against GCN and GAT, which see the edges too,
-  it is ahead on induced cycles and the caveman graphs, and not on the other motifs. On MUTAG
-  and PROTEINS nothing differs from plain attention, which sees the degrees of the nodes here.
+  it is ahead on induced cycles and the caveman graphs, and not on the other motifs. With the
+  published graphs and settings it finds the grid as often as the paper says (0.768, published
+  0.771), more often than GAT and GCN; Chebyshev filters of degree two (SGC) find it far more often
+  (0.905). On MUTAG and PROTEINS nothing differs from plain attention, which sees the degrees of the
+  nodes here.
 * **Deep models.** Where blocks are normalised after each branch, AGF gains at 12 layers and GFSA at
   24, and p-LaT loses much at 24. Where they are normalised before it, as in most models today, no
   filter differs from plain attention.
@@ -161,7 +169,7 @@ class Results:
     def command(self) -> str:
         """The lines of the README that made the file."""
         recipe, stem = self.name.split("/")
-        if recipe == "motif_detection" and self.name != "motif_detection/induced_cycle":
+        if recipe == "motif_detection" and stem.removesuffix("-wider") in MOTIF_ACCURACIES:
             task, wider = stem.removesuffix("-wider"), stem.endswith("-wider")
             options = "gcn,gat --key-dim 6" if wider else "gcn,gat,graph_kernel"
             return MOTIFS.format(task=task, options=options)
