@@ -193,17 +193,7 @@ class Recipe(abc.ABC):
 
     def parse(self, arguments: list[str] | None = None) -> argparse.Namespace:
         """The options; raises `UsageError` with one line for options that cannot be used."""
-        parser = Parser(self.description, f"python -m recipes.{self.name}")
-        self.add_options(parser.add_argument)
-        folder = f"{self.name}/{self.results}"
-        add_run_options(parser, self.attentions, self.by_default, folder, self.saved_model)
-        groups = {
-            "training": {**self.training, "precision": "float32"},
-            "model": self.sizes,
-            "attentions": attention_options(self.attentions, self.without),
-        }
-        for title, defaults in groups.items():
-            add_shared(parser.add_argument_group(title), defaults, self.hints)
+        parser = self._parser()
         options = parser.parse_args(arguments)
         published = self.published(options)
         if published:
@@ -227,6 +217,21 @@ class Recipe(abc.ABC):
         if options.output is None:
             options.output = Path("results") / self.name / self.folder(options)
         return options
+
+    def _parser(self) -> Parser:
+        """The parser of the options, with the usual defaults."""
+        parser = Parser(self.description, f"python -m recipes.{self.name}")
+        self.add_options(parser.add_argument)
+        folder = f"{self.name}/{self.results}"
+        add_run_options(parser, self.attentions, self.by_default, folder, self.saved_model)
+        groups = {
+            "training": {**self.training, "precision": "float32"},
+            "model": self.sizes,
+            "attentions": attention_options(self.attentions, self.without),
+        }
+        for title, defaults in groups.items():
+            add_shared(parser.add_argument_group(title), defaults, self.hints)
+        return parser
 
     def settings(self, options: argparse.Namespace) -> dict[str, Settings]:
         """The settings of each attention, selected or not."""
@@ -282,7 +287,8 @@ class Recipe(abc.ABC):
             settings = self._all_settings(problem, options)
             if is_writer(options):
                 stack.enter_context(only_run_in(options.output))
-                check_settings(options.output, settings, options.overwrite)
+                usual = vars(self._parser().parse_args([]))
+                check_settings(options.output, settings, usual, options.overwrite)
             wait_for_all(options, "settings")
             self._train_and_report(problem, settings, self.complete(problem, options))
 

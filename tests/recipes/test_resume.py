@@ -5,7 +5,7 @@ import pytest
 
 from recipes.common.training.records import ACCURACY, BOTH, Criterion, RunState
 from recipes.time_series.__main__ import RECIPE
-from tests.recipes.command_line import history_of, results_of, start
+from tests.recipes.command_line import assert_one_error_line, history_of, results_of, start
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
@@ -91,6 +91,24 @@ def test_orders_of_a_filter_stand_in_one_table_and_more_can_be_added(
     assert RECIPE.main([*tiny, "--attention", "softmax"]) == 0
     words = "gfsa-order2-seed0: left out, not finished (1 epochs); --attention gfsa --seeds 0, with"
     assert f"{words} the same --order, continues it" in capsys.readouterr().out
+
+
+def test_runs_that_are_older_than_an_option_have_its_usual_value(tiny_arguments, tmp_path, capsys):
+    tiny = [*tiny_arguments, "--epochs", "1", "--attention", "softmax", "--skip-saved-model"]
+    tiny += ["--output", str(tmp_path)]
+    assert RECIPE.main(tiny) == 0
+    path = tmp_path / "settings.json"
+    settings = json.loads(path.read_text())
+    assert settings.pop("readout") == "mean"
+    path.write_text(json.dumps(settings))
+    assert RECIPE.main(tiny) == 0
+    assert "softmax-seed0: finished before" in capsys.readouterr().out
+    words = ["other settings", "readout (was 'mean', now 'flatten')"]
+    assert_one_error_line(RECIPE.main, [*tiny, "--readout", "flatten"], words, capsys)
+    settings.pop("learning_rate")  # given, and not the usual one
+    path.write_text(json.dumps(settings))
+    words = ["other settings", "learning_rate (was 0.001, now 0.03)"]
+    assert_one_error_line(RECIPE.main, tiny, words, capsys)
 
 
 # In one step of an epoch only the weights break: its loss is that of the weights before it.

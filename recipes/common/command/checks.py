@@ -71,8 +71,11 @@ def check_attentions(options: argparse.Namespace, settings: dict[str, Settings])
             raise UsageError(f"--attention {name}: {error}") from error
 
 
-def check_settings(output: Path, settings: Settings, overwrite: bool) -> None:
-    """Refuses to mix runs of different settings in one folder."""
+def check_settings(output: Path, settings: Settings, usual: Settings, overwrite: bool) -> None:
+    """Refuses to mix runs of different settings in one folder.
+
+    A setting that its file does not name has the `usual` value: its option is newer than the runs.
+    """
     if overwrite:
         for name in WRITTEN:
             remove(output / name)
@@ -92,9 +95,9 @@ def check_settings(output: Path, settings: Settings, overwrite: bool) -> None:
         write_json(output / "settings.json", settings)
         return
     changed = [
-        f"{name} (was {before.get(name)!r}, now {settings.get(name)!r})"
-        for name in {**before, **settings}
-        if before.get(name) != settings.get(name)
+        f"{name} (was {was!r}, now {settings.get(name)!r})"
+        for name, was in {**{name: usual.get(name) for name in settings}, **before}.items()
+        if was != settings.get(name)
     ]
     if changed:
         raise UsageError(
