@@ -55,6 +55,7 @@ GFSA = "keras_graphattn.layers:GraphFilterAttention"
 KERNEL = "keras_graphattn.layers:MaskedKernelAttention"
 GFSA_OPTIONS = (*FILTER, "constant", "trained_coefficients", RATE)
 AGF_OPTIONS = (*FILTER, "orthogonality_weight", "learned_constant", RATE)
+ABLATION_OPTIONS = ("orthogonality_weight",)  # of AGF without a polynomial of singular values
 KERNEL_OPTIONS = ("feature_map", RATE)
 
 _ALL = (
@@ -68,6 +69,15 @@ _ALL = (
     Attention(
         *("agf", "AGF", "#d55e00", "keras_graphattn.layers:AttentiveGraphFilter"),
         *("attentive_graph_filter", AGF_OPTIONS, "jacobi"),
+    ),
+    Attention(
+        *("agf_ones", "AGF, H_UV", "#f4a582", "keras_graphattn.layers:AttentiveGraphFilter"),
+        *("attentive_graph_filter", ABLATION_OPTIONS, "ones"),
+    ),
+    Attention(
+        *("agf_singular_values", "AGF, H_SVD", "#8b3a00"),
+        "keras_graphattn.layers:AttentiveGraphFilter",
+        *("attentive_graph_filter", ABLATION_OPTIONS, "singular_values"),
     ),
     Attention(
         *("p_laplacian", "p-LaT", "#cc79a7", "keras_graphattn.layers:PLaplacianAttention"),
@@ -135,6 +145,7 @@ ATTENTIONS = {attention.name: attention for attention in _ALL}
 # Attentions that `convert` does not put into a decoder.
 OF_LAYERS = ("differential", "differential_2", "scaled_high_frequency", "contra_norm")
 OF_LAYERS += ("forgetting", "gated_decay", "gated_delta_rule")
+ABLATIONS = ("agf_ones", "agf_singular_values")  # AGF with g(S) = 1, and with g(S) = S
 
 # For filters and masks of recipes: at 1e-3, Adam moves a coefficient by about 5e-2 in a step. The
 # defaults of layers and masks are 10 and 30; the results of the recipes were made with 50.
@@ -153,13 +164,18 @@ class PublishedFilter(NamedTuple):
     learned_constant: bool = False
 
     def defaults(self, *, one_rate: bool) -> dict[str, Settings]:
-        """The default options of GFSA and AGF.
+        """The default options of GFSA, AGF and AGF's ablations.
 
         Args:
             one_rate: Whether coefficients learn as fast as all other weights, as in the papers.
         """
         rate = 1.0 if one_rate else MULTIPLIER
-        return {"gfsa": {"order": 3, RATE: rate}, "agf": {**self._asdict(), RATE: rate}}
+        ablation = {"orthogonality_weight": self.orthogonality_weight}
+        return {
+            "gfsa": {"order": 3, RATE: rate},
+            "agf": {**self._asdict(), RATE: rate},
+            **dict.fromkeys(ABLATIONS, ablation),
+        }
 
 
 # Options of one filter only, with its name.
@@ -256,7 +272,9 @@ def layer_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
     arguments = dict(settings)
     if "filter" in arguments:
         values = dict(arguments["filter"])
-        arguments["filter"] = filters.FILTERS[values.pop("name")](**values)
+        name = values.pop("name")
+        is_filter = name in filters.FILTERS  # else the name of an ablation of AGF
+        arguments["filter"] = filters.FILTERS[name](**values) if is_filter else name
     if "mask" in arguments:
         exponential = arguments["mask"] == "exponential"
         arguments["mask"] = masks.Exponential(causal=True) if exponential else None

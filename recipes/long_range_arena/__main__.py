@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter, Settings, label
+from recipes.common.attentions import ABLATIONS, MULTIPLIER, RATE, PublishedFilter, Settings, label
 from recipes.common.command.options import CACHE, REMEDIES, deviations
 from recipes.common.command.parsing import UsageError, at_least, run_program
 from recipes.common.data.ragged import Problem, majority_level
@@ -77,7 +77,7 @@ class LongRangeArena(Recipe):
         "Trains and compares attention layers on a task of the Long Range Arena; writes a table, "
         "curves and the best model."
     )
-    attentions = ("softmax", "linear", "gfsa", "agf", *REMEDIES)
+    attentions = ("softmax", "linear", "gfsa", "agf", *ABLATIONS, *REMEDIES)
     by_default = ("softmax", "agf")
     results = "<task>-<preset>"
     training = dict.fromkeys(("epochs", "patience", "batch_size", "learning_rate", "warm_up"))

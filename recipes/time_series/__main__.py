@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter, Settings
+from recipes.common.attentions import ABLATIONS, MULTIPLIER, RATE, PublishedFilter, Settings
 from recipes.common.command.checks import check_published
 from recipes.common.command.options import REMEDIES, add_published
 from recipes.common.command.parsing import UsageError, run_program
@@ -75,7 +75,7 @@ class TimeSeries(Recipe):
         "Trains and compares attention layers on time series of the UEA archive; writes a table, "
         "curves and the best model for serving."
     )
-    attentions = ("softmax", "linear", "performer", "gfsa", "agf", *REMEDIES)
+    attentions = ("softmax", "linear", "performer", "gfsa", "agf", *ABLATIONS, *REMEDIES)
     by_default = ("softmax", "gfsa", "agf")
     training = {"epochs": 15, "patience": 8, "batch_size": 16, "learning_rate": 1e-3}
     training |= {"validation_fraction": 0.2}

@@ -310,13 +310,13 @@ WRONG_EVERYWHERE = [
 # What one recipe refuses.
 WRONG = {
     "time_series": [
-        ("--attention softmax,linformer", ["linformer", "softmax, linear, gfsa, agf"]),
+        ("--attention softmax,linformer", ["linformer", "softmax, linear, performer, gfsa, agf"]),
         ("--order 0", ["--order", "'0'", "at least 1"]),
         ("--attention agf --alpha -1 --beta -1", ["divides by zero", "alpha=-1.0"]),
         ("--attention agf --filter legendre --alpha 0.5", ["alpha", "legendre"]),
         ("--attention agf --alpha nan", ["alpha", "nan"]),
         ("--attention softmax --order 2", ["--order", "agf and gfsa", "softmax"]),
-        ("--attention gfsa --orthogonality-weight 1", ["--orthogonality-weight", "gfsa"]),
+        ("--attention gfsa --orthogonality-weight 1", ["option of agf, agf_ones and agf_", "gfsa"]),
         ("--attention softmax --learned-constant", ["--learned-constant", "agf"]),
         ("--published", ["--published", "Handwriting", "Tiny"]),
         ("--validation-fraction 1", ["--validation-fraction", "below 1"]),

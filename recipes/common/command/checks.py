@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from recipes.common.attentions import ATTENTIONS, Settings, layer_arguments
-from recipes.common.command.parsing import UsageError
+from recipes.common.command.parsing import UsageError, listed
 from recipes.common.storage import (
     LOCK,
     DamagedFileError,
@@ -45,10 +45,11 @@ def check_installed(options: argparse.Namespace) -> None:
 
 def check_published(option: str, value: object, known: Iterable[str]) -> None:
     """Refuses `--published` for a value of an option that has no published settings."""
-    *first, last = known
-    if value not in (*first, last):
-        names = " and ".join(filter(None, [", ".join(first), last]))
-        raise UsageError(f"--published has settings for --{option} {names}; --{option} is {value}")
+    names = list(known)
+    if value not in names:
+        raise UsageError(
+            f"--published has settings for --{option} {listed(names)}; --{option} is {value}"
+        )
 
 
 def writes_saved_model(options: argparse.Namespace) -> bool:

@@ -26,6 +26,7 @@ from recipes.common.command.parsing import (
     at_least,
     choose_backend,
     flags,
+    listed,
     names_among,
     number_in,
     numbers,
@@ -278,7 +279,7 @@ def refuse_unused(
         filters = {one: filter_name(one, options) for one in options.attention if one in users}
         if not filters:
             raise UsageError(
-                f"{flags([name])} is an option of {' and '.join(sorted(users))} attention; "
+                f"{flags([name])} is an option of {listed(sorted(users))} attention; "
                 f"--attention is {','.join(options.attention)}"
             )
         wanted = OF_FILTER.get(name)

@@ -92,6 +92,12 @@ def run_command(command: Callable[[list[str] | None], None], arguments: list[str
     return 0
 
 
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence, such as `a, b and c`."""
+    *first, last = names
+    return " and ".join(filter(None, [", ".join(first), last]))
+
+
 def names_among(allowed: Sequence[str]) -> Callable[[str], list[str]]:
     """An argument type: a comma-separated list of different names out of `allowed`."""
 
