@@ -10,12 +10,14 @@ only feature of a node is its degree, as a one-hot row.
 With `--published`, graphs are those of the paper. The motif has 9 or 10 nodes; each pair of a node
 of the Erdos-Renyi graph and one of the motif is joined with a small probability, and at least one
 pair is. Without the motif, a random graph with as many nodes and edges stands in its place. The
-features of a node are the five largest degrees of its neighbours.
+features of a node are the five largest degrees of its neighbours. The trees are the same, and the
+feature of a node is its degree, less the mean and over the standard deviation in the graph.
 
 Source: Choromanski et al., arXiv 2107.07999, Section 5.2; without `--published` the sizes are ours.
 """
 
 import argparse
+from collections.abc import Callable
 
 import numpy as np
 from scipy.sparse.csgraph import shortest_path
@@ -31,6 +33,7 @@ PUBLISHED_JOIN = 0.004  # the probability of an edge between the two graphs
 LARGEST_DEGREES = 5  # of neighbours, as features
 
 Edges = list[tuple[int, int]]
+Features = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of edges and degrees
 
 
 def load(options: argparse.Namespace) -> GraphProblem:
@@ -58,16 +61,19 @@ def generate(task: str, count: int, seed: int | list[int], published: bool = Fal
     random = np.random.default_rng(seed)
     graphs = []
     for _ in range(count // 2):
-        if published:
-            *pair, nodes = published_pair(random, task)
-        elif task == "induced_cycle":
+        if task == "induced_cycle":
             *pair, nodes = cycles_in_tree(random, NODES // 2)
+        elif published:
+            *pair, nodes = published_pair(random, task)
         else:
             nodes = NODES + MOTIF_NODES
             with_motif = planted(random, MOTIFS[task])
             pair = [uniform_edges(random, nodes, len(with_motif)), with_motif]
+        features = one_hot_degrees
+        if published:
+            features = standardised_degree if task == "induced_cycle" else largest_of_neighbours
         graphs += [
-            _graph(random, edges, nodes, label, published) for label, edges in enumerate(pair)
+            _graph(random, edges, nodes, label, features) for label, edges in enumerate(pair)
         ]
     return graphs
 
@@ -176,16 +182,22 @@ TASKS = (*MOTIFS, "induced_cycle")
 
 
 def _graph(
-    random: np.random.Generator, edges: Edges, nodes: int, label: int, published: bool
+    random: np.random.Generator, edges: Edges, nodes: int, label: int, features: Features
 ) -> Graph:
     """The graph with its nodes in a random order, and features from their degrees."""
     numbered = random.permutation(nodes)[np.array(edges)]
     degrees = np.bincount(numbered.ravel(), minlength=nodes)
-    if published:
-        features = largest_of_neighbours(numbered, degrees)
-    else:
-        features = np.eye(LARGEST_DEGREE + 1)[np.minimum(degrees, LARGEST_DEGREE)]
-    return Graph(numbered, node_features=features, label=label)
+    return Graph(numbered, node_features=features(numbered, degrees), label=label)
+
+
+def one_hot_degrees(_: np.ndarray, degrees: np.ndarray) -> np.ndarray:
+    """A node's degree as a one-hot row: (nodes, 13)."""
+    return np.eye(LARGEST_DEGREE + 1)[np.minimum(degrees, LARGEST_DEGREE)]
+
+
+def standardised_degree(_: np.ndarray, degrees: np.ndarray) -> np.ndarray:
+    """A node's degree less the mean of its graph, over their standard deviation: (nodes, 1)."""
+    return ((degrees - degrees.mean()) / degrees.std())[:, None]
 
 
 def largest_of_neighbours(edges: np.ndarray, degrees: np.ndarray) -> np.ndarray:

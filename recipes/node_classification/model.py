@@ -6,7 +6,7 @@ from keras import layers
 from keras_graphattn.graphs import GraphBatches
 from recipes.common.attentions import Trial
 from recipes.common.data.graphs import batches_of
-from recipes.common.training.graphs import encodings, inputs_of, symbolic_inputs
+from recipes.common.training.graphs import encodings, inputs_of, penalise, symbolic_inputs
 from recipes.common.training.layers import dropout, probabilities
 from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.optimizers import with_rates
@@ -40,17 +40,6 @@ def build(trial: Trial) -> keras.Model:
         logits = encodings(trial, inputs, classes)[-1]
         outputs = layers.Softmax(dtype="float32", name="probabilities")(logits)
     return keras.Model(inputs, outputs, name=f"nodes_{trial.attention}")
-
-
-def penalise(model: keras.Model, penalty: float, *, biases: bool) -> None:
-    """Adds penalty / 2 times the sum of the squares of all weight matrices to the loss.
-
-    Its gradient is penalty times the weight, as in the published experiments. With `biases`, their
-    squares are in the sum, too.
-    """
-    for variable in model.trainable_variables:
-        if biases or (len(variable.shape) > 1 and variable.name != "bias"):
-            variable.regularizer = keras.regularizers.L2(penalty / 2)
 
 
 def _batch(trial: Trial, part: str, seed: int | None) -> GraphBatches:

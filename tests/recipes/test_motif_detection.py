@@ -97,6 +97,15 @@ def test_published_features_are_the_largest_degrees_of_neighbours():
             assert graph.node_features[node].tolist() == expected
 
 
+def test_published_trees_have_one_standardised_degree():
+    own = data.generate("induced_cycle", 4, seed=3)
+    for graph, usual in zip(data.generate("induced_cycle", 4, 3, published=True), own, strict=True):
+        np.testing.assert_array_equal(graph.edges, usual.edges)
+        degrees = np.bincount(usual.edges.ravel(), minlength=50)
+        standardised = (degrees - 2) / np.sqrt(np.mean((degrees - 2) ** 2))
+        np.testing.assert_allclose(graph.node_features, standardised[:, None], rtol=1e-6)
+
+
 def test_trees_have_a_cycle_as_long_as_their_longest_path_or_a_short_one():
     graphs = data.generate("induced_cycle", 12, seed=3)
     for without, with_motif in zip(graphs[::2], graphs[1::2], strict=True):

@@ -141,7 +141,14 @@ def motif_detection_cases():
     units = {"gcn": {"units": 32}, "sgc": {"units": 32}}
     yield "--task grid --published", options, units, []
     yield "--task grid --published --walks 9", {}, {}, ["walks 9 (published: 50)"]
-    yield "--task grid", {"linear_head": False}, {"gcn": {}}
+    yield "--task grid", {"linear_head": False, "penalty": 0.0}, {"gcn": {}}
+    cycles = {"heads": 8, "last_heads": 1, "key_dim": 4, "walk_length": 6, "penalty": 1e-5}
+    yield (
+        "--task induced_cycle --published",
+        {**options, **cycles, "learning_rate": 5e-3},
+        units,
+        [],
+    )
 
 
 def graph_classification_cases():

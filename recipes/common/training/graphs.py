@@ -57,7 +57,8 @@ MOMENTUM = 0.9  # of the means that normalisation takes outside of training, at 
 def prepare(trial: Trial) -> Training:
     """The compiled classifier of graphs and its batches: Adam, whose rate falls with `--decay`.
 
-    With `options.relu_head`, it is trained on the numbers before the softmax. The sums over a large
+    `options.penalty` is that of `penalise`, with biases, as the weight decay of torch's Adam. With
+    `options.relu_head`, it is trained on the numbers before the softmax. The sums over a large
     graph saturate it, and Keras' loss of saturated probabilities has no gradient.
     """
     options, inputs = trial.options, inputs_of(trial.attention)
@@ -67,11 +68,24 @@ def prepare(trial: Trial) -> Training:
     if options.decay:
         rate = WarmUpLinearDecay(rate, 0, options.epochs * batches[0].num_batches)
     optimizer = keras.optimizers.Adam(rate, **averaged(options.ema))
+    if getattr(options, "penalty", 0.0):
+        penalise(model, options.penalty, biases=True)
     from_logits = getattr(options, "relu_head", False)
     if from_logits:
         model.get_layer("probabilities").activation = keras.activations.linear
     model.compile(optimizer=with_rates(optimizer, model), **loss_and_metrics(from_logits))
     return Training(model, *batches)
+
+
+def penalise(model: keras.Model, penalty: float, *, biases: bool) -> None:
+    """Adds penalty / 2 times the sum of the squares of all weight matrices to the loss.
+
+    Its gradient is penalty times the weight, as in the published experiments. With `biases`, their
+    squares are in the sum, too.
+    """
+    for variable in model.trainable_variables:
+        if biases or (len(variable.shape) > 1 and variable.name != "bias"):
+            variable.regularizer = keras.regularizers.L2(penalty / 2)
 
 
 def build(trial: Trial) -> keras.Model:
