@@ -396,6 +396,7 @@ WRONG = {
         ("--channels 4,4", ["--channels", "3 numbers", "4,4"]),
         ("--heads 3", ["--d-model 4", "--heads 3"]),
         ("--time-masks 2", ["--time-masks", "two whole numbers"]),
+        ("--noise 40,5", ["--noise", "two rising numbers"]),
         ("--language-model x.keras", ["--language-model x.keras is no file"]),
         ("--ctc-weight 1.5", ["--ctc-weight"]),
     ],

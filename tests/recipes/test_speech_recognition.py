@@ -387,6 +387,30 @@ def test_batches_by_seconds_hold_all_recordings_once_at_three_speeds():
     np.testing.assert_array_equal(batches[0][0]["samples"], first)
 
 
+def test_noise_has_the_drawn_ratio_and_is_that_of_its_epoch():
+    split = RECIPE.load(options_of("--train-examples 16")).train
+    lengths = [int(split.lengths.max())]
+    plain = Recordings(split, lengths, 16)
+    noisy = Recordings(split, lengths, 16, seed=3, noise=[5.0, 20.0])
+    ratios, smoothness = [], []
+    for which in range(len(split)):
+        added = noisy._samples(which) - split.samples(which)
+        powers = [np.mean(np.square(one)) for one in (split.samples(which), added)]
+        ratios.append(10 * np.log10(powers[0] / powers[1]))
+        smoothness.append(np.mean(added[1:] * added[:-1]) / powers[1])
+    assert 5 <= min(ratios) < 10
+    assert 15 < max(ratios) <= 20.01
+    assert min(smoothness) < 0.3
+    assert max(smoothness) > 0.6
+    first = noisy._samples(2)
+    noisy.start_epoch(1)
+    assert (noisy._samples(2) != first).any()
+    noisy.start_epoch(0)
+    np.testing.assert_array_equal(noisy._samples(2), first)
+    quiet = Recordings(split, lengths, 16, noise=[5.0, 20.0])  # no seed: to validate or test
+    np.testing.assert_array_equal(quiet[0][0]["samples"], plain[0][0]["samples"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["transformer", "branchformer"])
 def test_two_steps_with_gradients_of_two_batches_in_half_precision(model, tmp_path):
