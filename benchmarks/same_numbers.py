@@ -94,6 +94,7 @@ PER_EXAMPLE = {  # what masks take with each call
     "edges": np.repeat(EDGES[None], BATCH, axis=0).astype("int32"),
     "edge_weights": np.repeat(WEIGHTS[None], BATCH, axis=0).astype("float32"),
     "walks": np.repeat(WALKS[None], BATCH, axis=0),
+    "distances": np.abs(np.arange(LENGTH)[:, None] - np.arange(LENGTH))[None].repeat(BATCH, axis=0),
 }
 PER_EXAMPLE["parents"][1] = np.maximum(np.arange(LENGTH) - 1, -1)  # a path, in the second example
 PER_EXAMPLE["edges"][1, 5:] = -1  # fewer edges, there
@@ -102,6 +103,7 @@ MASKS: dict[str, Callable[[], Any]] = {
     "Causal": lambda: masks.Causal(),
     "Segments": lambda: masks.Segments(),
     "Entries": lambda: masks.Entries(),
+    "DistanceTable": lambda: masks.DistanceTable(5),
     "Exponential": lambda: masks.Exponential(2),
     "Exponential, causal": lambda: masks.Exponential(2, causal=True),
     "Exponential, rates": lambda: masks.Exponential(1, initial_rates=[[0.1], [2.0]]),

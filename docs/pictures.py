@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_graphattn import layers, masks
 from keras_graphattn.filters import FirstOrder
+from keras_graphattn.graphs import Graph, precompute
 
 LENGTH = 24
 # Three groups of friends, and a friendship from each group to the next
@@ -15,6 +16,7 @@ GROUPS = [(0, 8), (8, 16), (16, 24)]
 EDGES = [(a, b) for first, end in GROUPS for a in range(first, end) for b in range(first, a)]
 EDGES += [(7, 8), (15, 16)]
 PARENTS = [-1, *((node - 1) // 2 for node in range(1, 15)), -1, *(15 + n // 2 for n in range(8))]
+DISTANCES = precompute([Graph(EDGES, num_nodes=LENGTH)], "distances", verbose=False)[0]
 SEGMENTS = np.repeat([[0, 1, 2]], [10, 6, 8], axis=1)
 
 # The settings of each mask, the inputs of its call, and what the picture shows
@@ -25,6 +27,11 @@ MASKS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "tokens of a grid of 4 x 6, row by row, with factors exp(-distance / 2)",
     ),
     "Causal": ({}, {}, ""),
+    "DistanceTable": (
+        {},
+        {"distances": DISTANCES[None]},
+        "three groups of friends, joined by one friendship each, with factors exp(-distance / 2)",
+    ),
     "Entries": (
         {},
         {
@@ -83,6 +90,8 @@ def mask_matrix(name: str) -> np.ndarray | None:
     if name == "BlockToeplitz":
         factors = mask.log_factors
         factors.assign(-0.5 * np.arange(factors.shape[1])[None])
+    if name == "DistanceTable":
+        mask.log_table.assign(-0.5 * np.arange(mask.log_table.shape[0])[:, None])
     return keras.ops.convert_to_numpy(mask.dense(length, **inputs))[0, 0]
 
 

@@ -75,6 +75,7 @@ def batch_for(mask, seed=0, length=LENGTH, batch=BATCH):
         "walks": generator.integers(-1, length, (batch, length, 2, 3)),
         "segment_ids": np.sort(generator.integers(-1, 3, (batch, length)), axis=1),
         "entries": generator.uniform(0, 1, (batch, length, length)).astype("float32"),
+        "distances": generator.integers(-2, 30, (batch, length, length)),
         "log_gates": -generator.exponential(1.0, (batch, length, heads)).astype("float32"),
     }
     found = {name: arrays[name] for name in mask.inputs_at_call}
@@ -148,6 +149,7 @@ WRONG = {
         "of the batch": (_of_batch("walks"), f"{NODES}.*within the example"),
     },
     "segment_ids": {},
+    "distances": {"below -2": (_put("distances", (2, 3), -3), r"entry at \(2, 3\) is -3")},
     "log_gates": {"positive": (_put("log_gates", (3, 1), 0.5), "token 3 has 0.5 in head 1")},
     "entries": {
         "negative": (_put("entries", (2, 3), -1.0), r"entry at \(1, 2, 3\) is -1"),

@@ -10,6 +10,7 @@ from keras_graphattn.masks.chunked import Causal, Exponential, Segments
 from keras_graphattn.masks.entries import Entries
 from keras_graphattn.masks.gated_decay import GatedDecay
 from keras_graphattn.masks.graphs.diffusion import GraphDiffusion
+from keras_graphattn.masks.graphs.distances import DistanceTable
 from keras_graphattn.masks.graphs.random_features import GraphRandomFeatures
 from keras_graphattn.masks.graphs.walks import RandomWalk
 from keras_graphattn.masks.hypercube import Hypercube
@@ -23,6 +24,7 @@ from keras_graphattn.masks.trees.tree import Tree
 MASKS |= {
     "block_toeplitz": BlockToeplitz,
     "causal": Causal,
+    "distance_table": DistanceTable,
     "entries": Entries,
     "exponential": Exponential,
     "gated_decay": GatedDecay,
@@ -41,6 +43,7 @@ MASKS |= {
 __all__ = [
     "BlockToeplitz",
     "Causal",
+    "DistanceTable",
     "Entries",
     "Exponential",
     "GatedDecay",

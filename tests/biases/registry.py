@@ -19,13 +19,16 @@ PARENTS = np.array([-1, 0, 0, 1, 1, 2, 3, 5, 7, 8, -1, 10, 10, 11, 13, -1])
 EDGES = np.array([[p, i] for i, p in enumerate(PARENTS) if p >= 0] + [[2, 4], [0, 9], [12, 14]])
 
 
+# numbers of edges; -1 without a path
+DISTANCES = np.nan_to_num(topology.shortest_paths(LENGTH, EDGES), posinf=-1).astype("int32")
+
+
 def _inputs():
     """Distances, types of edges on paths, and probabilities of walks of the graph."""
     generator = np.random.default_rng(5)
     adjacency = np.zeros((LENGTH, LENGTH))
     adjacency[tuple(EDGES.T)] = adjacency[tuple(EDGES[:, ::-1].T)] = 1.0
-    distances = topology.shortest_paths(LENGTH, EDGES)
-    distances = np.where(np.isfinite(distances), distances, -1).astype("int32")
+    distances = DISTANCES.copy()
     distances[0, :] = distances[:, 0] = -2  # a virtual node
     paths = generator.integers(0, TYPES, (LENGTH, LENGTH, HOPS))
     paths[np.arange(HOPS) >= np.abs(distances)[..., None]] = -1

@@ -116,6 +116,7 @@ CASES = {
     "kernel_packed": kernel(
         "open", lambda: masks.Product([masks.Causal(), masks.Segments()]), "segment_ids"
     ),
+    "kernel_distances": kernel("open but jax", lambda: masks.DistanceTable(5), "distances"),
     "kernel_entries": kernel("open but jax", masks.Entries, "entries"),
     "kernel_toeplitz": kernel("open", lambda: masks.Toeplitz(40), path="dense"),
     "kernel_toeplitz_auto": kernel("open", lambda: masks.Toeplitz(40)),

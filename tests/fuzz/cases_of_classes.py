@@ -96,6 +96,7 @@ LAYERS = {
 MASKS = {
     "BlockToeplitz": {"grid_shape": (2, 2), "num_prefix_tokens": 0, "form": "distance"},
     "Causal": {},
+    "DistanceTable": {"max_distance": 4},
     "Entries": {},
     "Exponential": {"num_decays": 2, "causal": True, "initial_rates": 0.5},
     "GatedDecay": {"initial_memory": 5.0},
@@ -170,6 +171,7 @@ AT_CALL = {
     "WalkProbabilities": {"walk_probabilities": np.ones((B, T, T, 3), "float32")},
     "HopDecay": {"distances": np.ones((B, T, T), "int32")},
     "Sum": {"distances": np.ones((B, T, T), "int32")},
+    "DistanceTable": {"distances": np.ones((B, T, T), "int32")},
     "Entries": {"entries": np.ones((B, T, T), "float32")},
     "GatedDecay": {"log_gates": np.full((B, T, N), -0.5, "float32")},
     "Segments": {"segment_ids": np.zeros((B, T), "int32")},

@@ -89,6 +89,7 @@ LAYERS = {
 EXPORTED = {
     "Causal": "kernel_causal",
     "Segments": "kernel_segments",
+    "DistanceTable": "kernel_distances",
     "Entries": "kernel_entries",
     "Exponential": "kernel_exponential",
     "GatedDecay": "kernel_gated",

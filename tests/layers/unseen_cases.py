@@ -54,6 +54,7 @@ PER_EXAMPLE = {
     "edge_features": np.repeat(FEATURES[None], BATCH, axis=0),
     "walks": np.repeat(WALKS[None], BATCH, axis=0),
     **registry.INPUTS,
+    "distances": np.repeat(registry.DISTANCES[None], BATCH, axis=0),  # no virtual node
 }
 APART = {"segment_ids": "segment", "entries": "entries"}  # other inputs are topologies
 
@@ -138,6 +139,7 @@ MASKS: dict[str, tuple[Callable[[], masks.Mask], bool]] = {
     "Causal": (masks.Causal, False),
     "Segments": (masks.Segments, False),
     "Entries": (masks.Entries, False),
+    "DistanceTable": (lambda: masks.DistanceTable(5), False),
     "Exponential": (lambda: masks.Exponential(2), False),
     "Exponential, causal": (lambda: masks.Exponential(2, causal=True), False),
     "GatedDecay": (masks.GatedDecay, False),

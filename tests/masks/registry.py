@@ -94,6 +94,20 @@ def entries(generator, length):
     return Case(masks.Entries(), lambda: full, length, {"entries": given}, batch=batch)
 
 
+def distance_table(generator, length):
+    mask = built(masks.DistanceTable(int(generator.integers(1, 6))), length)
+    mask.log_table.assign(generator.uniform(-3.0, 3.0, tuple(mask.log_table.shape)))
+    distances = generator.integers(-2, 9, (2, length, length)).astype("int32")
+
+    def matrix(log_table):
+        rows = np.where(distances == -2, mask.max_distance + 1, distances)
+        rows = np.where(distances > mask.max_distance, mask.max_distance, rows)
+        factors = torch.exp(log_table)[np.maximum(rows, 0)].permute(0, 3, 1, 2)
+        return factors * torch.tensor(distances != -1)[:, None]
+
+    return Case(mask, matrix, length, {"distances": distances}, batch=2)
+
+
 def exponential(generator, length):
     decays = int(generator.integers(1, 3))
     rates = 10.0 ** generator.uniform(-6, 1.5, (HEADS, decays))
@@ -265,6 +279,7 @@ def product(generator, length):
 CASES = {
     "Causal": [causal],
     "Segments": [segments],
+    "DistanceTable": [distance_table],
     "Entries": [entries],
     "Exponential": [exponential],
     "GatedDecay": [gated_decay],

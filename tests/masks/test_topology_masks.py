@@ -8,7 +8,8 @@ import pytest
 import torch
 from keras import ops
 
-from keras_graphattn.masks import GraphDiffusion, Tree
+from keras_graphattn.graphs import Graph, precompute
+from keras_graphattn.masks import DistanceTable, GraphDiffusion, Tree
 from tests import reference_topology as reference
 from tests.numerics import (
     BACKEND,
@@ -214,3 +215,17 @@ def test_half_precision_is_float32_inside():
     assert keras.backend.standardize_dtype(found.dtype) == "bfloat16"
     right = mask.apply(ops.cast(ops.cast(x, "bfloat16"), "float32"))
     assert_close(to_numpy(found), to_numpy(right), 4e-3)
+
+
+def test_a_table_of_distances_of_a_forest_is_that_of_its_tree_mask():
+    parents = reference.random_parents(15, "random", 3, 0.2)
+    edges = np.array([[node, parent] for node, parent in enumerate(parents) if parent >= 0])
+    (distances,) = precompute([Graph(edges, num_nodes=15)], "distances", verbose=False)
+    one, other = Tree(parents, function="table", max_distance=14), DistanceTable(14)
+    for mask in (one, other):
+        mask.build((None, 15, HEADS, 1))
+    table = np.random.default_rng(0).normal(size=(16, HEADS))
+    one.log_table.assign(table[:15])
+    other.log_table.assign(table)  # the last row is for virtual nodes
+    matrices = one.dense(15), other.dense(distances=distances[None])
+    assert_close(to_numpy(matrices[1]), to_numpy(matrices[0]), 1e-6)
