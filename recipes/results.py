@@ -75,7 +75,8 @@ runs left in `recipes/*/results`. Each recipe's page says more of its settings a
   0 is in bold.
 * *Time of an epoch*, *time of inference*, *memory*: medians over seeds, relative to softmax in the
   same command, where a file has them. The memory is the largest of the process, with Keras.
-* *Published*: what the paper reports. Only runs with the protocol `published` repeat its settings.
+* *Published*: what the paper reports. Only runs with the protocol `published` repeat its settings,
+  and those with `released` what its code sets.
 """
 
 
@@ -163,7 +164,8 @@ class Results:
         deviations = list(published["departures"])
         if "protocol" not in self.content:  # files from before --published trained on all data
             deviations.append("the epoch is chosen on data held out from training")
-        return "published" + (f", except for {', '.join(deviations)}" if deviations else "")
+        protocol = self.content.get("protocol", "published")
+        return protocol + (f", except for {', '.join(deviations)}" if deviations else "")
 
     @property
     def command(self) -> str:

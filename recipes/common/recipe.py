@@ -318,6 +318,8 @@ class Recipe(abc.ABC):
             own = facts.pop("published", {})
             facts["published"] = {**own, "departures": self.deviations(options)}
         protocol = "published" if "published" in facts else "own"
+        if getattr(options, "released", False):
+            protocol = "released"  # by what the paper's code sets
         facts = {"recipe": self.name, "protocol": protocol, **facts}
         criterion = self.criterion(problem, options)
         if getattr(options, "validation_fraction", None) == 0:

@@ -100,11 +100,16 @@ def test_runs_that_are_older_than_an_option_have_its_usual_value(tiny_arguments,
     path = tmp_path / "settings.json"
     settings = json.loads(path.read_text())
     assert settings.pop("readout") == "mean"
+    assert settings["filters"].pop("agf_ones")  # an attention that is newer than the runs
     path.write_text(json.dumps(settings))
     assert RECIPE.main(tiny) == 0
     assert "softmax-seed0: finished before" in capsys.readouterr().out
     words = ["other settings", "readout (was 'mean', now 'flatten')"]
     assert_one_error_line(RECIPE.main, [*tiny, "--readout", "flatten"], words, capsys)
+    settings["filters"]["agf"]["filter"]["order"] = 9
+    path.write_text(json.dumps(settings))
+    assert_one_error_line(RECIPE.main, tiny, ["other settings", "filters (was", "9"], capsys)
+    settings["filters"].pop("agf")
     settings.pop("learning_rate")  # given, and not the usual one
     path.write_text(json.dumps(settings))
     words = ["other settings", "learning_rate (was 0.001, now 0.03)"]

@@ -76,6 +76,7 @@ def check_settings(output: Path, settings: Settings, usual: Settings, overwrite:
     """Refuses to mix runs of different settings in one folder.
 
     A setting that its file does not name has the `usual` value: its option is newer than the runs.
+    The settings of an attention that the file does not name are new, too: it has no runs there.
     """
     if overwrite:
         for name in WRITTEN:
@@ -95,6 +96,11 @@ def check_settings(output: Path, settings: Settings, usual: Settings, overwrite:
     if before is None:
         write_json(output / "settings.json", settings)
         return
+    shared = before.get("filters", {}).keys() & settings.get("filters", {}).keys()
+    before, settings = (
+        {**each, "filters": {name: each.get("filters", {})[name] for name in shared}}
+        for each in (before, settings)
+    )
     changed = [
         f"{name} (was {was!r}, now {settings.get(name)!r})"
         for name, was in {**{name: usual.get(name) for name in settings}, **before}.items()
