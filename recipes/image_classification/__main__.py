@@ -63,7 +63,6 @@ HINTS = {
     name: f"{FROM_SCRATCH[name]:g}; of digits {OF_DIGITS[name]:g}; with --preset {x:g}"
     for name, x in FINE_TUNING.items()
 }
-WHERE = ("all", "even", "first-half", "last-half")
 WIDTHS = ("layers", "d_model", "heads", "feed_forward")
 # options that a preset decides
 SET_BY_PRESET = (
@@ -94,6 +93,11 @@ PUBLISHED = {
 RELEASED = {**PUBLISHED, "epochs": 500}
 ORDERS = {"deit": 3, "cait": 4, "swin": 3}  # K of GFSA; arXiv 2312.04234, Section 5.4
 AGF = PublishedFilter(4, 0.01, -0.5, 0.0)  # a and b of arXiv 2505.08516; K and gamma are ours
+# with --published: AGF's settings there, and the blocks that have it
+PUBLISHED_AGF = {
+    "imagenet100": (PublishedFilter(4, 0.0, -0.5, 0.0), "first:1"),
+    "imagenet2012": (PublishedFilter(3, 1e-4, -0.5, 0.0), "first:6"),
+}
 FILTERED = ("gfsa", "gfsa_high_pass")
 BLOCKWISE_FROM = 513  # tokens from which GFSA forms its matrix in blocks of rows
 SHOWN = 32  # test images in the picture of predictions
@@ -158,8 +162,9 @@ class ImageClassification(Recipe):
         add("--preset", help=preset)
         sizes = "a published size; others replace it [digits: 4 layers of 64, else the smallest]"
         add("--size", choices=tuple(SIZES), help=sizes)
-        where = "blocks that have --attention, not softmax"
-        add("--where", choices=WHERE, default="all", help=where)
+        where = "blocks that have --attention, not softmax: all, even, odd, first-half, last-half, "
+        where += "first:2, last:2, or numbers such as 0,3 [all]"
+        add("--where", default="all", help=where)
         add("--image-size", type=at_least(1), help="side in pixels [of the data or the size]")
         add("--patch", type=at_least(1), help="side of a patch in pixels [of the data or the size]")
         path = "share of the examples that lose a branch of the last block [0]"
@@ -181,7 +186,15 @@ class ImageClassification(Recipe):
         settings = dict(RELEASED if options.released else PUBLISHED)
         if options.model == "swin":
             settings["drop_path"] = 0.3
+        if options.size == "deit-small-24":
+            settings["dropout"] = 0.2
+        if self._is_of_agf(options) and set(options.attention) <= {"softmax", "agf"}:
+            settings["where"] = PUBLISHED_AGF[options.dataset][1]
         return settings
+
+    def _is_of_agf(self, options: argparse.Namespace) -> bool:
+        """Whether AGF's paper has settings of its own."""
+        return options.published and options.dataset in PUBLISHED_AGF
 
     def refuse(self, options: argparse.Namespace) -> None:
         if options.dataset == "folder" and options.data_dir is None:
@@ -261,7 +274,8 @@ class ImageClassification(Recipe):
         return f"{options.dataset.replace('/', '-')}-{_model_name(options)}"
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
-        defaults = AGF.defaults(one_rate=options.published or options.released)
+        agf = PUBLISHED_AGF[options.dataset][0] if self._is_of_agf(options) else AGF
+        defaults = agf.defaults(one_rate=options.published or options.released)
         if options.preset is None:
             defaults["gfsa"]["order"] = ORDERS[MODELS[options.model].family]
         defaults["topological"] = {RATE: defaults["gfsa"][RATE]}
@@ -271,6 +285,7 @@ class ImageClassification(Recipe):
 
     def load(self, options: argparse.Namespace) -> Problem:
         problem: Problem = super().load(options)
+        self.model.replaced_layers(options)  # refuses what selects no block
         if options.preset is not None:  # what it cannot have fails before any training
             for attention in options.attention:
                 self.model.check_preset(self.trial(problem, attention, options))

@@ -16,6 +16,7 @@ from keras import layers
 
 import keras_graphattn
 from keras_graphattn.analysis import token_similarity
+from keras_graphattn.hub.verbs import select
 from keras_graphattn.layers import ContraNorm
 from keras_graphattn.masks import BlockToeplitz
 from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
@@ -25,7 +26,7 @@ from recipes.common.data.image_batches import Augmentation, ImageBatches
 from recipes.common.data.images import Images
 from recipes.common.images import cait, vit
 from recipes.common.images.sizes import SIZES, Size
-from recipes.common.training.layers import plain_attention, similarity_by_depth
+from recipes.common.training.layers import plain_attention, similarity_by_depth, where_of
 from recipes.common.training.measures import one_hot_loss_and_metrics
 from recipes.common.training.optimizers import averaged, with_rates
 from recipes.common.training.runs import Training
@@ -153,14 +154,18 @@ def replaced_layers(options: argparse.Namespace) -> list[int]:
     """The numbers of the blocks with the selected attention; the others have softmax.
 
     They count from 0, as in `keras_graphattn.convert`; "even" are 0, 2, 4 and so on.
+
+    Raises:
+        UsageError: If `--where` selects no block, or one that does not exist.
     """
     count = options.layers
-    return {
-        "all": list(range(count)),
-        "even": list(range(0, count, 2)),
-        "first-half": list(range(math.ceil(count / 2))),
-        "last-half": list(range(count // 2, count)),
-    }[options.where]
+    half = math.ceil(count / 2)
+    halves = {"first-half": f"first:{half}", "last-half": f"last:{half}"}
+    where = where_of(halves.get(options.where, options.where))
+    try:
+        return select(where, [f"block_{number}" for number in range(1, count + 1)])
+    except ValueError as error:
+        raise UsageError(f"--where {options.where}: {error}".partition("\n")[0]) from error
 
 
 def similarities(model: keras.Model, trial: Trial) -> list[float]:

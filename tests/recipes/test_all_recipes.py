@@ -409,6 +409,7 @@ WRONG = {
         ("--model swin --layers 3", ["--layers", "--size"]),
         ("--model cait --post-norm", ["--post-norm", "cait"]),
         ("--patch 3", ["--image-size 4", "--patch 3"]),
+        ("--where 0,9", ["--where 0,9", "out of range"]),
         ("--d-model 10 --heads 4", ["--d-model 10", "--heads 4"]),
         ("--published --released", ["--published", "--released", "one of the two"]),
         ("--attention softmax --feature-map relu", ["--feature-map", "performer"]),

@@ -37,7 +37,10 @@ def test_long_grids_are_filtered_in_blocks_of_rows():
 
 @pytest.mark.parametrize(
     ("where", "blocks"),
-    [("all", [0, 1, 2]), ("even", [0, 2]), ("first-half", [0, 1]), ("last-half", [1, 2])],
+    [
+        *(("all", [0, 1, 2]), ("even", [0, 2]), ("first-half", [0, 1]), ("last-half", [1, 2])),
+        *(("first:1", [0]), ("0,2", [0, 2]), ("last:2", [1, 2])),
+    ],
 )
 def test_where_attention_is_converted_and_other_blocks_have_softmax(where, blocks):
     options = RECIPE.parse([*TINY, "--where", where, "--layers", "3"])

@@ -113,8 +113,13 @@ def code_classification_cases():
 
 
 def image_classification_cases():
-    settings = {"gfsa": first_order(), "agf": agf(4, 0.01, -0.5, 0, layers=12)}
+    settings = {"gfsa": first_order(), "agf": agf(3, 1e-4, -0.5, 0, layers=12)}
     yield "--dataset imagenet2012 --model deit --published", OF_DEIT, settings, []
+    first = "--dataset imagenet2012 --model deit --published --attention softmax,agf"
+    yield first, {"where": "first:6"}, {"agf": agf(3, 1e-4, -0.5, 0, layers=12)}, []
+    first = "--dataset imagenet100 --model deit --published --attention agf"
+    yield first, {"where": "first:1"}, {"agf": agf(4, 0, -0.5, 0, layers=12)}, []
+    yield "--model deit --size deit-small-24 --published", {"dropout": 0.2, "where": "all"}
     released = "--model cait --released --seeds 1 --epochs 400"
     yield released, {}, {"gfsa": first_order(order=4)}, ["epochs 400 (published: 500)"]
     swin = "--dataset imagenet2012 --model swin --attention gfsa --released"

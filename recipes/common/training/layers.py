@@ -177,6 +177,12 @@ def linear(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
     )
 
 
+def where_of(text: str) -> str | list[int]:
+    """The `where` of `keras_graphattn.convert` that `--where` names: a word, or numbers."""
+    is_numbers = re.fullmatch(r"[\d,]+", text)
+    return [int(index) for index in text.split(",")] if is_numbers else text
+
+
 def converted(model: Any, trial: Trial) -> Any:
     """A model with layers of KerasHub, whose attention becomes that of the trial, in place.
 
@@ -184,9 +190,7 @@ def converted(model: Any, trial: Trial) -> Any:
     """
     if trial.attention == "softmax":
         return model
-    verb, where = ATTENTIONS[trial.attention].convert, trial.options.where
-    if re.fullmatch(r"[\d,]+", where):
-        where = [int(index) for index in where.split(",")]
+    verb, where = ATTENTIONS[trial.attention].convert, where_of(trial.options.where)
     try:
         arguments = layer_arguments(trial.settings)
         return keras_graphattn.convert(model, verb, where=where, **arguments)
