@@ -38,6 +38,7 @@ PUBLISHED_P_LAPLACIAN = {
     "d_model": 128,
     "heads": 8,
     "context": 256,
+    "stride": 1,
     "learning_rate": 2.5e-4,
     "warm_up": 2000,
 }

@@ -186,7 +186,19 @@ def node_classification_cases():
     yield "", {"head": True, "choose_by": "accuracy", "penalty": 2e-3}, {"gat": {}, "gcn": {}}
 
 
+def causal_lm_cases():
+    asked = "--data-dir x --dataset wikitext-103 --published"
+    options = {"layers": 16, "d_model": 128, "heads": 8, "context": 256, "stride": 1}
+    options |= {"learning_rate": 2.5e-4, "warm_up": 2000, "tokens": "word"}
+    exponents = {"p_laplacian": {"p": [1.5] * 4 + [2.5] * 4}}
+    yield f"{asked} p_laplacian", options, exponents, []
+    yield f"{asked} p_laplacian --stride 9", {"stride": 9}, {}, ["stride 9 (published: 1)"]
+    options = {"epochs": 4, "batch_size": 4, "learning_rate": 5e-5, "context": 1024}
+    yield f"{asked} gfsa", options | {"order": 3, "attention": ["softmax", "gfsa"]}
+
+
 MAKERS = (
+    causal_lm_cases,
     *(motif_detection_cases, graph_classification_cases, node_classification_cases),
     *(time_series_cases, long_range_arena_cases, text_classification_cases),
     *(code_classification_cases, image_classification_cases, graph_regression_cases),
@@ -201,7 +213,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "command", "expected", "attentions", "deviations"), CASES)
 def test_settings_are_those_of_the_papers(name, command, expected, attentions, deviations):
-    if name in ("text_classification", "code_classification"):
+    if name in ("causal_lm", "text_classification", "code_classification"):
         pytest.importorskip("keras_hub")
     recipe = recipe_of(name)
     options = recipe.parse(command.split())
