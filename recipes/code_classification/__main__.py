@@ -18,6 +18,7 @@ from recipes.common.output.notes import (
     absent_note,
     coefficient_notes,
     data_line,
+    order_note,
     other_measures,
     paired_difference,
     settings_note,
@@ -206,8 +207,7 @@ class CodeClassification(ClassifierOfTexts):
             notes.append(settings_note(PAPER, results["published"]["departures"]))
             notes += absent_note(PAPER, REPORTED, results)
             if "gfsa" in results["settings"]["filters"]:
-                order = str(options.order or 3).strip("[]")
-                notes.append(f"{PAPER} chooses K from 2 to 4 for each model; here {order}.")
+                notes.append(order_note(PAPER, "from 2 to 4 for each model", options.order or 3))
         return notes
 
 

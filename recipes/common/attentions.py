@@ -16,6 +16,11 @@ Settings = dict[str, Any]  # of one attention, as numbers and names that go into
 ORDER = "-order"  # between the name of an attention and one of several orders of its filter
 
 
+def with_order(attention: str, order: int) -> str:
+    """The name of an attention with one of several orders; `compared` takes it apart."""
+    return f"{attention}{ORDER}{order}"
+
+
 class Trial(NamedTuple):
     """The settings of one training: a problem, an attention and a seed."""
 
@@ -29,7 +34,7 @@ class Trial(NamedTuple):
     @property
     def name(self) -> str:
         """The name of the attention in tables and files, such as `gfsa` or `gfsa-order5`."""
-        return self.attention if self.order is None else f"{self.attention}{ORDER}{self.order}"
+        return self.attention if self.order is None else with_order(self.attention, self.order)
 
 
 class Attention(NamedTuple):

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from recipes.common.attentions import (
     ATTENTIONS,
     MULTIPLIER,
-    ORDER,
     RATE,
     Settings,
     Trial,
     compared,
     option_names,
     settings_of,
+    with_order,
 )
 from recipes.common.command.checks import (
     check_attentions,
@@ -195,6 +195,8 @@ class Recipe(abc.ABC):
         """The options; raises `UsageError` with one line for options that cannot be used."""
         parser = self._parser()
         options = parser.parse_args(arguments)
+        if getattr(options, "published", False) and getattr(options, "released", False):
+            raise UsageError("--published and --released: give one of the two")
         published = self.published(options)
         if published:
             parser.set_defaults(**published)
@@ -256,7 +258,7 @@ class Recipe(abc.ABC):
         names = []
         for name in options.attention:
             has_order = several and "order" in ATTENTIONS[name].options
-            names += [f"{name}{ORDER}{order}" for order in several] if has_order else [name]
+            names += [with_order(name, order) for order in several] if has_order else [name]
         return names
 
     def deviations(self, options: argparse.Namespace) -> list[str]:

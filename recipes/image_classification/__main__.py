@@ -175,8 +175,6 @@ class ImageClassification(Recipe):
         add("--post-norm", action="store_true", help=norm)
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
-        if options.published and options.released:
-            raise UsageError("--published and --released: give one of the two")
         if not options.published and not options.released:
             return {}
         if options.preset is not None:

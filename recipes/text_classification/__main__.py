@@ -14,6 +14,7 @@ from recipes.common.output.notes import (
     absent_note,
     coefficient_notes,
     data_line,
+    order_note,
     other_measures,
     settings_note,
 )
@@ -120,8 +121,7 @@ class TextClassification(ClassifierOfTexts):
             notes.append(settings_note(PAPER, results["published"]["departures"]))
             notes += absent_note(PAPER, REPORTED, results)
             if "gfsa" in results["settings"]["filters"]:
-                order = str(options.order or 3).strip("[]")
-                notes.append(f"{PAPER} chooses K from 2 to 10 for each task; here {order}.")
+                notes.append(order_note(PAPER, "from 2 to 10 for each task", options.order or 3))
             if options.preset not in PUBLISHED_PRESETS:
                 notes.append(f"{PAPER} does not use this model; it has BERT, RoBERTa, ALBERT base.")
         return notes

@@ -11,7 +11,7 @@ from typing import Any
 from recipes.common.attentions import ABLATIONS, MULTIPLIER, RATE, PublishedFilter, Settings
 from recipes.common.command.checks import check_published
 from recipes.common.command.options import REMEDIES, add_published
-from recipes.common.command.parsing import UsageError, run_program
+from recipes.common.command.parsing import run_program
 from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import Recipe
 from recipes.time_series.data import Problem
@@ -101,8 +101,6 @@ class TimeSeries(Recipe):
         add("--rectified", action=yes_or_no, default=True, help=rectified)
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
-        if options.published and options.released:
-            raise UsageError("--published and --released: give one of the two")
         if not options.published and not options.released:
             return {}
         name = options.dataset

@@ -6,12 +6,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from recipes.common.attentions import DISTANCE, POWER, compared, label
+from recipes.common.command.parsing import listed
 
 
 def settings_note(paper: str, deviations: Sequence[str]) -> str:
     """Says that the settings are those of a paper, and names the exceptions."""
     changed = f"except for {', '.join(deviations)}" if deviations else "without changes"
     return f"settings: those of {paper}, {changed}; what is left open there is ours."
+
+
+def order_note(paper: str, chosen: str, order: int | list[int]) -> str:
+    """Says which K a paper chooses, and which one or ones the runs have."""
+    orders = order if isinstance(order, list) else [order]
+    return f"{paper} chooses K {chosen}; here {listed([str(one) for one in orders])}."
 
 
 def absent_note(paper: str, reported: Iterable[str], results: dict[str, Any]) -> list[str]:
