@@ -14,9 +14,10 @@ from numpy.typing import ArrayLike
 
 from keras_graphattn.biases.bias import Bias
 from keras_graphattn.checks import number, whole
+from keras_graphattn.masks.graphs.distances import at_distances
 from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import Rows, Shape, finite
-from keras_graphattn.numerics.precision import larger, positions_of, smaller, take
+from keras_graphattn.numerics.precision import larger, positions_of, smaller
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -61,10 +62,7 @@ class ShortestPath(Bias):
         self._add_table("of_distance", self.max_distance + 3)
 
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
-        distances = ops.cast(inputs["distances"], "int32")
-        rows = ops.where(distances < 0, self.max_distance - distances, distances)
-        rows = ops.where(distances > self.max_distance, self.max_distance, rows)
-        return ops.transpose(take(parameters["of_distance"], rows, axis=0), (0, 3, 1, 2))
+        return at_distances(parameters["of_distance"], inputs["distances"], self.max_distance)
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")

@@ -10,6 +10,7 @@ from keras_graphattn.checks import whole
 from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import Mask, MaskOptions, Positions, Rows, Shape
 from keras_graphattn.numerics.precision import take
+from keras_graphattn.types import Float, Int, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -59,14 +60,27 @@ class DistanceTable(Mask):
         self.log_table = self._add_parameter("log_table", start)
 
     def parameters(self) -> Tensors:
-        return {"table": ops.exp(self._weights("log_table")["log_table"])}
+        table = ops.exp(self._weights("log_table")["log_table"])
+        known = self.max_distance + 1
+        no_path = ops.zeros_like(table[:1])
+        return {"table": ops.concatenate([table[:known], no_path, table[known:]], axis=0)}
 
     def _rows(
         self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
     ) -> Rows:
-        distances = take(ops.cast(inputs["distances"], "int32"), positions, axis=1)  # (B, R, T)
-        virtual, farthest = self.max_distance + 1, self.max_distance
-        entries = ops.where(distances == -2, virtual, ops.clip(distances, 0, farthest))
-        factors = take(parameters["table"], entries, axis=0)  # (B, R, T, N)
-        factors = ops.where((distances == -1)[..., None], ops.zeros_like(factors), factors)
-        return ops.transpose(factors, (0, 3, 1, 2))
+        distances = take(inputs["distances"], positions, axis=1)
+        return at_distances(parameters["table"], distances, self.max_distance)
+
+
+def at_distances(
+    table: Float[Tensor, "rows N"], distances: Int[Tensor, "B R T"], max_distance: int
+) -> Rows:
+    """The row of a table for each distance, (B, N, R, T).
+
+    The rows are those of the distances 0 to `max_distance`, which larger ones count as, of no path
+    (-1), and of a virtual node (-2).
+    """
+    distances = ops.cast(distances, "int32")
+    rows = ops.where(distances < 0, max_distance - distances, distances)
+    rows = ops.where(distances > max_distance, max_distance, rows)
+    return ops.transpose(take(table, rows, axis=0), (0, 3, 1, 2))
