@@ -18,6 +18,7 @@ import json
 import os
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from attentive_graph_filter import core_cases as singular_cases
@@ -42,6 +43,7 @@ ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "benchmarks/results/gpu.json", ROOT / "docs/pages/gpu.md"
 GFSA = {f"filter, {path}": f"GFSA, {path}" for path in ("dense", "fused", "blockwise")}
 DTYPES = ("bfloat16", "float32")
+PROCESSES = 4  # that measure memory at a time
 OUT_OF_MEMORY = ("out of memory", "resource_exhausted", "oom when allocating")
 GROUPS = {
     "attention": "Attention to all tokens, relative to the backend's attention",
@@ -56,10 +58,10 @@ HEAD = """# What a GPU takes
 
     KERAS_BACKEND=<backend> python benchmarks/gpu.py --record
 
-This command measures on one GPU, and makes this page. After 22 minutes it leaves out what is left,
-and names it here. Commit the page and `benchmarks/results/gpu.json`. All numbers are medians of
-forward and backward passes that take turns. A ratio above 1 is slower than the rival. The rival is
-the backend's own attention, which is its flash kernel where it has one.
+This command measures on one GPU, and makes this page. After `--minutes`, 22 by default, it leaves
+out what is left, and names it here. Commit the page and `benchmarks/results/gpu.json`. All numbers
+are medians of forward and backward passes that take turns. A ratio above 1 is slower than the
+rival. The rival is the backend's own attention, which is its flash kernel where it has one.
 """
 NOTHING = """**No GPU numbers are on record yet.** Nobody has run this command on a device so far.
 All speeds on the other pages come from CPUs. [Devices](devices.md) says what compiles for which
@@ -278,15 +280,23 @@ def measured(options, group, length):
 
 
 def peaks(options, group, length):
-    """Peak memory in MiB of each case, each in a process of its own."""
-    idle, found = memory_of(options, "", length, ("quick",)), {}
-    for name in MAKERS[group](options, length):
+    """Peak memory in MiB of each case, each in a process of its own, some at a time."""
+
+    def peak(name):
         try:
-            found[name] = memory_of(options, f"{group}|{name}", length, ("quick",)) - idle
+            return memory_of(options, name, length, ("quick",))
         except subprocess.CalledProcessError as error:
             if not is_out_of_memory(error.stderr):
                 raise
-    return found
+            return None
+
+    names = list(MAKERS[group](options, length))
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        idle, *found = pool.map(peak, ["", *(f"{group}|{name}" for name in names)])
+    peaks = dict(zip(names, found, strict=True))
+    # What found no room beside the others tries again without them.
+    peaks |= {name: peak(f"{group}|{name}") for name, found in peaks.items() if found is None}
+    return {name: found - idle for name, found in peaks.items() if found is not None}
 
 
 def child_case(options):
@@ -406,7 +416,7 @@ def main():
     settings = start(options)
     if options.record and settings["device"].lower() in ("cpu", ""):
         raise UsageError("--record needs a GPU: this is a CPU. Leave it out to try the program")
-    shown = ("backend", "device", "batch_size", "heads", "key_dim", "compile", "quick")
+    shown = ("backend", "device", "batch_size", "heads", "key_dim", "compile", "minutes", "quick")
     settings = {name: settings[name] for name in shown}
     end, rows, left_out = time.monotonic() + 60 * options.minutes, [], []
     options.dtype, at = DTYPES[0], {}

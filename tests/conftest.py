@@ -10,7 +10,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import torch  # noqa: F401, I001  # before TensorFlow: the other order crashes
+import torch  # noqa: I001  # before TensorFlow: the other order crashes
 import keras
 import numpy as np
 import pytest
@@ -21,6 +21,8 @@ from tests.compiling import leave_costly_passes_out
 
 if keras.backend.backend() == "torch":
     shape_checks.install()
+    # Tests compare bits. On a GPU, sums over edges are else added up in any order.
+    torch.use_deterministic_algorithms(torch.cuda.is_available(), warn_only=True)
 
 settings.register_profile(
     "default",
@@ -38,12 +40,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # Of a test with more than MANY_CASES cases, JAX and TensorFlow, which compile or trace each case,
-# run one of CYCLE cases in the fast suite. torch runs the others; of a test with more than CYCLE
-# cases, it leaves one of LEFT_OUT to `make test-slow`.
-MANY_CASES, CYCLE, LEFT_OUT = 3, 24, 3
+# run one of CYCLE cases in the fast suite. torch runs the others, but of tests with more than CYCLE
+# cases only each second one, and of those of whole models with more than COSTLY_CASES one of
+# COSTLY_CYCLE, which are not the same for each test. `make test-slow` runs what is left.
+MANY_CASES, CYCLE, COSTLY_CASES, COSTLY_CYCLE = 3, 24, 8, 4
 TURNS = {"jax": 1, "tensorflow": 3}
-# Of the tests of recipes with fewer cases, JAX and TensorFlow run one half each.
-HALVED = "tests/recipes/"
+COSTLY = ("tests/export/", "tests/hub/")
+# Of the tests with fewer cases, JAX and TensorFlow run one half each, but for those of the
+# mathematics.
+SHARED_NOT = tuple(f"tests/{x}/" for x in ("biases", "export", "filters", "layers", "masks", "ops"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -66,26 +71,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not function:
             continue
         if counts[function] > MANY_CASES:
-            has_turn = _has_turn(backend, seen[function] % CYCLE, counts[function])
+            has_turn = _has_turn(backend, function, seen[function], counts[function])
         else:
-            has_turn = (
-                backend not in TURNS or not function.startswith(HALVED) or backend == _half_of(item)
-            )
+            is_shared = backend in TURNS and not function.startswith(SHARED_NOT)
+            has_turn = not is_shared or backend == _half_of(item)
         if not has_turn:
             item.add_marker(pytest.mark.slow)
 
 
 def _half_of(item: pytest.Item) -> str:
-    """JAX or TensorFlow: which of the two runs a test of recipes; not one on which it is slow."""
+    """JAX or TensorFlow: which of the two runs a test; not one on which it is slow."""
     slow = {name for mark in item.iter_markers("slow_on") for name in mark.args}
     backends = [name for name in TURNS if name not in slow]
-    return backends[zlib.crc32(_function(item).encode()) % len(backends)]
+    return backends[_number_of(_function(item)) % len(backends)] if backends else ""
 
 
-def _has_turn(backend: str, turn: int, count: int) -> bool:
+def _has_turn(backend: str, function: str, case: int, count: int) -> bool:
+    turn = case % CYCLE
     if backend in TURNS:
         return turn == TURNS[backend]
-    return turn not in TURNS.values() and not (count > CYCLE and turn % LEFT_OUT == 2)
+    if turn in TURNS.values():
+        return False
+    if function.startswith(COSTLY) and count > COSTLY_CASES:
+        return (case + _number_of(function)) % COSTLY_CYCLE == 0
+    return count <= CYCLE or case % 2 == 0
+
+
+def _number_of(name: str) -> int:
+    """A number that is always the same for a name."""
+    return zlib.crc32(name.encode())
 
 
 def _function(item: pytest.Item) -> str:

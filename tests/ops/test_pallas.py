@@ -1,4 +1,7 @@
-"""Pallas kernels, step by step on a CPU, equal the portable form; lowered for GPUs and TPUs."""
+"""Pallas kernels equal the portable form; lowered for GPUs and TPUs.
+
+They run step by step on a CPU. Where JAX has a GPU or TPU, they run on it as well.
+"""
 
 from unittest import mock
 
@@ -28,7 +31,24 @@ from tests.numerics import (
 on_jax = pytest.mark.skipif(BACKEND != "jax", reason="Pallas is jax's")
 PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
 CALLS = {"gpu": "xla.gpu.triton", "tpu": "tpu_custom_call"}
+HERE = "the device here"
+RUNS = [
+    *PLATFORMS,
+    pytest.param(
+        HERE,
+        marks=pytest.mark.skipif(
+            device_kernels._platform() not in PLATFORMS, reason="no GPU or TPU is here"
+        ),
+    ),
+]
 BATCH, HEADS = 2, 2
+
+
+def chosen(run):
+    """The kernels of a platform, step by step, or those of the device here."""
+    if run == HERE:
+        return Kernels(device_kernels._platform())
+    return Kernels(run, interpret=True)
 
 
 def of_form(kind):
@@ -62,14 +82,14 @@ def arrays(length, shapes, features=5, width=7):
 
 @on_jax
 @pytest.mark.slow
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("length", [65, 150])
 @pytest.mark.parametrize("kind", ["causal", "decay", "decays", "gates", "gates and decay"])
-def test_the_kernel_equals_the_portable_form(kind, length, platform, monkeypatch):
+def test_the_kernel_equals_the_portable_form(kind, length, run, monkeypatch):
     function, shapes = of_form(kind)
     given = arrays(length, shapes)
     expected, gradients = value_and_gradients(function, *given)
-    monkeypatch.setattr(device_kernels, "_chosen", Kernels(platform, interpret=True))
+    monkeypatch.setattr(device_kernels, "_chosen", chosen(run))
     found, own = value_and_gradients(function, *given)
     assert_close(found, expected, 1e-5)
     if "gates" in kind:  # a gradient for a closed gate is rounding
@@ -92,10 +112,10 @@ def twice(visibility):
 
 @on_jax
 @pytest.mark.slow
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 @pytest.mark.parametrize("masked", ["nothing", "causal", "padded", "causal and padded"])
-def test_two_sweeps_equal_the_portable_form(masked, scale, platform, monkeypatch):
+def test_two_sweeps_equal_the_portable_form(masked, scale, run, monkeypatch):
     generator = np.random.default_rng(3)
     query, key, x = generator.standard_normal((3, BATCH, 150, HEADS, 5)).astype("float32")
     kept = np.ones((BATCH, 150), bool)
@@ -106,7 +126,7 @@ def test_two_sweeps_equal_the_portable_form(masked, scale, platform, monkeypatch
     function = twice(seen._replace(causal="causal" in masked))
     arrays = [scale * query, key, x]
     expected, gradients = value_and_gradients(function, *arrays)
-    monkeypatch.setattr(device_kernels, "_chosen", Kernels(platform, interpret=True))
+    monkeypatch.setattr(device_kernels, "_chosen", chosen(run))
     swept = mock.Mock(wraps=blockwise._swept)
     monkeypatch.setattr(blockwise, "_swept", swept)
     found, own = value_and_gradients(function, *arrays)
@@ -121,15 +141,16 @@ def test_two_sweeps_equal_the_portable_form(masked, scale, platform, monkeypatch
 
 @on_jax
 @pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS[::2])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_two_sweeps_in_half_precision(dtype, monkeypatch):
+def test_two_sweeps_in_half_precision(dtype, run, monkeypatch):
     generator = np.random.default_rng(3)
     query, key, x = (
         ops.cast(each, dtype) for each in generator.standard_normal((3, BATCH, 150, HEADS, 5))
     )
     operator = BlockwiseOperator(query, key, block_size=64)
     expected = operator.twice(x)
-    monkeypatch.setattr(device_kernels, "_chosen", Kernels("gpu", interpret=True))
+    monkeypatch.setattr(device_kernels, "_chosen", chosen(run))
     for one, other in zip(operator.twice(x), expected, strict=True):
         assert one.dtype == x.dtype
         assert_close(ops.cast(one, "float32"), ops.cast(other, "float32"), 2e-2)
@@ -150,8 +171,9 @@ def test_sweeps_leave_other_calls_to_the_portable_form(kind, monkeypatch):
 
 @on_jax
 @pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS[::2])
 @pytest.mark.parametrize("mask", [masks.GatedDecay, lambda: masks.Exponential(2, causal=True)])
-def test_a_layer_with_padding_gives_the_same(mask, monkeypatch):
+def test_a_layer_with_padding_gives_the_same(mask, run, monkeypatch):
     layer = layers.MaskedKernelAttention(HEADS, 4, mask=mask(), filter="first_order")
     tokens = np.random.default_rng(0).standard_normal((BATCH, 71, 6)).astype("float32")
     layer.build(tokens.shape)
@@ -159,7 +181,7 @@ def test_a_layer_with_padding_gives_the_same(mask, monkeypatch):
     kept = np.arange(71)[None] < np.array([[71], [50]])
     call = {"query_mask": kept, "value_mask": kept}
     expected, gradients = layer_value_and_gradients(layer, tokens, **call)
-    monkeypatch.setattr(device_kernels, "_chosen", Kernels("gpu", interpret=True))
+    monkeypatch.setattr(device_kernels, "_chosen", chosen(run))
     found, own = layer_value_and_gradients(layer, tokens, **call)
     assert_close(found, expected, 1e-5)
     assert_all_close(own, gradients, 1e-5)
@@ -204,6 +226,7 @@ def test_two_sweeps_and_their_gradients_are_lowered(platform, causal, monkeypatc
     assert lowered_text(step, platform, *arrays).count(CALLS[platform]) == 2
 
 
+@pytest.mark.skipif(device_kernels._platform() in PLATFORMS, reason="a GPU or TPU is here")
 def test_kernels_are_refused_without_a_device():
     with pytest.raises(ValueError, match=f"needs JAX with a GPU or TPU.*{BACKEND}"):
         use_kernels()
