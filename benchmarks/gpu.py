@@ -111,8 +111,6 @@ def attention_cases(options, length):
         fits = length <= options.dense_limit or "dense" not in name
         if name in GFSA and fits:
             cases[GFSA[name]] = function
-            if has_kernels() and "blockwise" in name:
-                cases[f"{GFSA[name]}, Pallas"] = on_kernels(function)
     return with_projections(options, length, cases, "filter core")
 
 

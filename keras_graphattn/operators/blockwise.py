@@ -114,7 +114,9 @@ class BlockwiseOperator(Operator):
     def _kernels(self, x: Float[Tensor, "B T N D"]) -> Kernels | None:
         """The kernels for `twice`, where they are asked for and take what this operator sees."""
         kernels, seen = chosen_kernels(), self.visibility
-        if kernels is None or seen.entries is not None or seen.window is not None:
+        if kernels is None or kernels.platform != "tpu":
+            return None
+        if seen.entries is not None or seen.window is not None:
             return None
         from keras_graphattn.operators.pallas_sweeps import fits
 
@@ -130,7 +132,7 @@ class BlockwiseOperator(Operator):
         masks = [ops.broadcast_to(ops.cast(one, "bool"), ops.shape(x)[:2]) for one in masks]
         named = seen._replace(queries=masks[0], keys=masks[1])
         blocks, tensors = _Blocks.of(named, self.block_size, self.logits)
-        once, second = _swept(blocks, kernels)(self.query, self.key, x, *tensors)
+        once, second = _swept(blocks, kernels.interpret)(self.query, self.key, x, *tensors)
         return once, second
 
     def finished(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
@@ -226,13 +228,13 @@ def _once(
 
 
 @cached
-def _swept(blocks: _Blocks, kernels: Kernels) -> Callable[..., Tensors]:
+def _swept(blocks: _Blocks, interpret: bool) -> Callable[..., Tensors]:
     from keras_graphattn.operators.pallas_sweeps import with_gradient
 
     def gradient(inputs: Tensors, outputs: Tensors, upstream: Tensors) -> tuple[Tensor | None, ...]:
         return _gradient_of_twice(blocks, inputs, outputs, upstream)
 
-    return with_gradient(gradient, blocks.visibility.causal, kernels)
+    return with_gradient(gradient, blocks.visibility.causal, interpret)
 
 
 @cached

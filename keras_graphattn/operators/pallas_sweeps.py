@@ -1,4 +1,4 @@
-"""Softmax attention applied twice, A x and A A x, as Pallas kernels for jax on a GPU or TPU.
+"""Softmax attention applied twice, A x and A A x, as Pallas kernels for jax on a TPU.
 
 A kernel has some rows of A, of one head of one example. It takes the keys in blocks, and never
 writes an entry of A to the device's memory. The first sweep finds the greatest score m_i and the
@@ -7,7 +7,8 @@ sum l_i of each row beside A x. The second one needs no maximum and no sum of it
     A_ij = exp(s_ij - m_i) / l_i
 
 The gradient is that of the portable form, `keras_graphattn.operators.blockwise`. Forward mode is
-refused.
+refused. There is no form for GPUs: one that computed the same was slower there than the portable
+form, which compiles to matrix products (`docs/pages/devices.md`).
 
 Source: Dao, "FlashAttention-2", arXiv 2307.08691, Algorithm 1. Ours: the second sweep.
 """
@@ -19,14 +20,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu, triton
+from jax.experimental.pallas import tpu
 
-from keras_graphattn.operators.device_kernels import Kernels
 from keras_graphattn.operators.pallas_decay import filled, heads_apart, heads_together
 from keras_graphattn.types import Bool, Float, Tensor
 
-BLOCKS = {"gpu": 64, "tpu": 128}  # rows of A in a program, and keys at a time
-WIDEST = 128  # channels that fit in the registers of a GPU
+BLOCK = 128  # rows of A in a program, and keys at a time
+WIDEST = 128  # channels of a head
 HIDDEN = -1e30  # less than any score
 
 Tensors = tuple[Tensor, ...]
@@ -35,23 +35,23 @@ Tensors = tuple[Tensor, ...]
 def fits(query: Float[Tensor, "B T N H"], x: Float[Tensor, "B T N D"]) -> bool:
     """Whether the kernels take tensors of these sizes: known lengths, and narrow heads."""
     length, widths = query.shape[1], (query.shape[-1], x.shape[-1])
-    return isinstance(length, int) and length > max(BLOCKS.values()) and max(widths) <= WIDEST
+    return isinstance(length, int) and length > BLOCK and max(widths) <= WIDEST
 
 
 def with_gradient(
     gradient: Callable[[Tensors, Tensors, Tensors], tuple[Tensor | None, ...]],
     causal: bool,
-    kernels: Kernels,
+    interpret: bool,
 ) -> Callable[..., Tensors]:
     """A function from query, key, x and masks to A x and A A x, with this gradient.
 
     Args:
         gradient: Callable of the tensors, of the outputs and of the gradients of the outputs.
         causal: Whether a query sees no later key.
-        kernels: The form of the kernels.
+        interpret: Whether to run the kernels step by step on any device, for tests.
     """
 
-    attend: Any = jax.custom_vjp(functools.partial(_twice, causal=causal, kernels=kernels))
+    attend: Any = jax.custom_vjp(functools.partial(_twice, causal=causal, interpret=interpret))
 
     def forward(*tensors: Tensor) -> tuple[Tensors, tuple[Tensors, Tensors]]:
         outputs = attend(*tensors)  # not `_twice`: this is differentiated a second time
@@ -73,14 +73,14 @@ def _twice(
     keys: Bool[Tensor, "B T"],
     *,
     causal: bool,
-    kernels: Kernels,
+    interpret: bool,
 ) -> tuple[Float[Tensor, "B T N D"], Float[Tensor, "B T N D"]]:
     """A x and A A x; rows of queries that are `False`, and those that see no key, are 0."""
     batch, length, _, width = x.shape
-    rows = -length % BLOCKS[kernels.platform]
+    rows = -length % BLOCK
     seen = jnp.pad(keys.astype("float32"), ((0, 0), (0, rows)))[:, None]  # (B, 1, T')
     sees = queries[:, :, None, None]
-    sweep = functools.partial(_sweep, seen=seen, causal=causal, kernels=kernels)
+    sweep = functools.partial(_sweep, seen=seen, causal=causal, interpret=interpret)
 
     def in_blocks(tensor: Tensor) -> Tensor:  # (B, T, N, _) -> (B N, T', _)
         return filled(heads_apart(tensor.astype("float32")), rows)
@@ -103,14 +103,12 @@ def _sweep(
     *sums: Float[Tensor, "G T 1"],
     seen: Float[Tensor, "B 1 T"],
     causal: bool,
-    kernels: Kernels,
+    interpret: bool,
 ) -> list[Float[Tensor, "G T _"]]:
     """A x, with the greatest scores and the sums of the rows if they are not given."""
     column = jax.ShapeDtypeStruct((*x.shape[:2], 1), x.dtype)
     outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype), *([] if sums else [column, column])]
-    call = _on_gpu if kernels.platform == "gpu" else _on_tpu
-    results: list[Tensor] = call((query, *sums), (key, x), seen, outputs, causal, kernels.interpret)
-    return results
+    return _launched((query, *sums), (key, x), seen, outputs, causal, interpret)
 
 
 def _start(rows: int, width: int) -> Tensors:
@@ -156,54 +154,7 @@ def _results(state: Tensors, of_rows: Tensors) -> Tensors:
     return total / weight, greatest, weight
 
 
-def _on_gpu(
-    of_rows: Tensors,
-    of_keys: Tensors,
-    seen: Float[Tensor, "B 1 T"],
-    outputs: list[Any],
-    causal: bool,
-    interpret: bool,
-) -> list[Tensor]:
-    """A loop over the keys in one program for each block of rows."""
-    groups, length, width = of_keys[1].shape
-    heads, size = groups // seen.shape[0], BLOCKS["gpu"]
-
-    def kernel(*refs: Any) -> None:
-        rows, (key, x, visible), results = _parted(refs, len(of_rows))
-        rows = tuple(ref[...] for ref in rows)
-        block = pl.program_id(1)
-
-        def step(index: Tensor, state: Tensors) -> Tensors:
-            part = pl.ds(index * size, size)
-            is_diagonal = (index == block) if causal else None
-            return _add_block(state, rows, key[part, :], x[part, :], visible[:, part], is_diagonal)
-
-        last = block + 1 if causal else length // size
-        state = jax.lax.fori_loop(0, last, step, _start(size, width))
-        for ref, result in zip(results, _results(state, rows), strict=True):
-            ref[...] = result
-
-    def rows_of(tensor: Any) -> pl.BlockSpec:
-        return pl.BlockSpec((None, size, tensor.shape[-1]), lambda group, row: (group, row, 0))
-
-    def all_of(tensor: Any) -> pl.BlockSpec:
-        return pl.BlockSpec((None, length, tensor.shape[-1]), lambda group, _: (group, 0, 0))
-
-    mask = pl.BlockSpec((None, 1, length), lambda group, _: (jax.lax.div(group, heads), 0, 0))
-    return list(
-        pl.pallas_call(
-            kernel,
-            out_shape=outputs,
-            grid=(groups, length // size),
-            in_specs=[*map(rows_of, of_rows), *map(all_of, of_keys), mask],
-            out_specs=[rows_of(one) for one in outputs],
-            interpret=interpret,
-            compiler_params=triton.CompilerParams(num_warps=4),
-        )(*of_rows, *of_keys, seen)
-    )
-
-
-def _on_tpu(
+def _launched(
     of_rows: Tensors,
     of_keys: Tensors,
     seen: Float[Tensor, "B 1 T"],
@@ -213,8 +164,7 @@ def _on_tpu(
 ) -> list[Tensor]:
     """A grid of heads, rows and keys. The blocks of keys come in order, and share the state."""
     groups, length, width = of_keys[1].shape
-    heads, size = groups // seen.shape[0], BLOCKS["tpu"]
-    blocks = length // size
+    heads, blocks = groups // seen.shape[0], length // BLOCK
 
     def kernel(*refs: Any) -> None:
         refs, state = refs[:-3], refs[-3:]
@@ -223,7 +173,7 @@ def _on_tpu(
 
         @pl.when(column == 0)  # type: ignore[untyped-decorator]
         def _begin() -> None:
-            for ref, value in zip(state, _start(size, width), strict=True):
+            for ref, value in zip(state, _start(BLOCK, width), strict=True):
                 ref[...] = value
 
         @pl.when(column <= (row if causal else blocks))  # type: ignore[untyped-decorator]
@@ -243,7 +193,7 @@ def _on_tpu(
 
     def of(place: int) -> Callable[[Any], pl.BlockSpec]:
         def spec(tensor: Any) -> pl.BlockSpec:
-            shape = (None, size, tensor.shape[-1])
+            shape = (None, BLOCK, tensor.shape[-1])
             return pl.BlockSpec(shape, lambda *index: (index[0], index[place], 0))
 
         return spec
@@ -251,8 +201,8 @@ def _on_tpu(
     def of_mask(group: Any, _: Any, column: Any) -> tuple[Any, ...]:
         return jax.lax.div(group, heads), 0, column
 
-    mask = pl.BlockSpec((None, 1, size), of_mask)
-    kept = [(size, width), (size, 1), (size, 1)]
+    mask = pl.BlockSpec((None, 1, BLOCK), of_mask)
+    kept = [(BLOCK, width), (BLOCK, 1), (BLOCK, 1)]
     return list(
         pl.pallas_call(
             kernel,

@@ -146,7 +146,7 @@ def decayed(q, k, x, gates):
 def swept(q, k, x):
     """Attention applied twice, on jax by the Pallas kernels, which run step by step."""
     operator = BlockwiseOperator(q, k, Visibility(causal=True), block_size=64)
-    kernels = Kernels("gpu", interpret=True) if BACKEND == "jax" else None
+    kernels = Kernels("tpu", interpret=True) if BACKEND == "jax" else None
     with mock.patch.object(device_kernels, "_chosen", kernels):
         once, second = operator.twice(x)
     return once * second
