@@ -33,6 +33,7 @@ from keras_graphattn.layers.base import (
 from keras_graphattn.numerics.precision import at_least_float32, tanh, without_padding
 from keras_graphattn.operators.operator import Operator, all_of
 from keras_graphattn.operators.singular import (
+    ACTIVATIONS,
     SCALINGS,
     SingularOperator,
     SingularValues,
@@ -84,6 +85,10 @@ class AttentiveGraphFilter(AttentionLayer):
             fixed at 1. The layer then starts at output 0, as in some of the authors' runs.
         causal: Whether each token sees only itself and tokens before it. Query and value must
             then be the same sequence.
+        vector_activation: What makes U and V of X W_U + b_U and X W_V + b_V: `"softmax"`, as above,
+            or one of the paper's ablations of rho: `"sigmoid"`, `"tanh"` or `"linear"` (none). With
+            these, V^T values is a sum over tokens, and grows with their number. The causal form has
+            `"softmax"` only.
         orthogonality_weight: Weight (the paper's gamma) of the loss on |U^T U - I| and |V^T V - I|
             that the layer adds with `add_loss`; `layer.losses` holds it after a call. The losses
             of several layers add up. Divide the weight by their number to average them, as the
@@ -157,6 +162,7 @@ class AttentiveGraphFilter(AttentionLayer):
         order: int | None = None,
         learned_constant: bool = False,
         causal: bool = False,
+        vector_activation: str = "softmax",
         orthogonality_weight: float = 0.0,
         orthogonality_scaling: str = "mean",
         **kwargs: Any,
@@ -166,6 +172,13 @@ class AttentiveGraphFilter(AttentionLayer):
         refuse_options(type(self).__name__, kwargs, refused, fix)
         chosen = _singular_filter(filter, order, learned_constant)
         self.causal = self.is_square = flag("causal", causal)
+        self.vector_activation = one_of(*ACTIVATIONS)("vector_activation", vector_activation, {})
+        if causal and vector_activation != "softmax":
+            raise ValueError(
+                "The causal form normalises V over the tokens so far, which is a softmax. "
+                f"Received: causal=True, vector_activation={vector_activation!r}. Leave out one "
+                "of the two."
+            )
         self.orthogonality_weight = number(least=0.0)(
             "orthogonality_weight", orthogonality_weight, {}
         )
@@ -215,14 +228,16 @@ class AttentiveGraphFilter(AttentionLayer):
                 "Received: use_causal_mask=True. Make the layer with causal=True."
             )
         keys = all_of(keys, self._visible_keys(call.visibility.entries))
-        left = left_singular_vectors(tokens.query, queries)  # U, (B, T, N, H)
+        activation = self.vector_activation
+        left = left_singular_vectors(tokens.query, queries, activation)  # U, (B, T, N, H)
         if self.orthogonality_weight:
-            right = right_singular_vectors(tokens.key, keys)  # V, (B, S, N, H)
+            right = right_singular_vectors(tokens.key, keys, activation)  # V, (B, S, N, H)
             penalty = orthogonality_penalty(left, queries, self.orthogonality_scaling)
             penalty += orthogonality_penalty(right, keys, self.orthogonality_scaling)
             self.add_loss(self.orthogonality_weight * penalty)
         left, drop = self._filtered_left(left, tokens.inputs), self._dropout_in(call.training)
-        return SingularOperator(left, tokens.key, queries, keys, causal=causal, dropout=drop)
+        options = {"causal": causal, "dropout": drop, "activation": activation}
+        return SingularOperator(left, tokens.key, queries, keys, **options)
 
     def attended(
         self, operator: Operator, values: Float[Tensor, "B S N D"], call: Call
@@ -359,7 +374,8 @@ class AttentiveGraphFilter(AttentionLayer):
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         del config["attention_axes"], config["sliding_window"]
-        names = ["learned_constant", "causal", "orthogonality_weight", "orthogonality_scaling"]
+        names = ["learned_constant", "causal", "vector_activation"]
+        names += ["orthogonality_weight", "orthogonality_scaling"]
         chosen = self.filter
         chosen = chosen if isinstance(chosen, str) else keras.saving.serialize_keras_object(chosen)
         return {**config, **{name: getattr(self, name) for name in names}, "filter": chosen}

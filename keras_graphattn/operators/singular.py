@@ -4,7 +4,8 @@
 
 U is a softmax over features, V is a softmax over tokens, and S is a sigmoid. They are learned from
 the tokens, and replace the singular vectors and values of an attention matrix. That matrix is
-never formed. Source: Wi et al., arXiv 2505.08516, Eq. 7-11.
+never formed. Source: Wi et al., arXiv 2505.08516, Eq. 7-11. U and V by other functions are the
+paper's ablation of rho.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from keras_graphattn.numerics.precision import (
     masked_softmax,
     new_axes,
     size_tensor,
+    tanh,
     without_padding,
     zero_where_masked,
 )
@@ -26,6 +28,23 @@ from keras_graphattn.operators.singular_causal import RunningSum, causal_product
 from keras_graphattn.types import Bool, Float, Num, Tensor
 
 SCALINGS = ("mean", "squared_length")
+
+
+def _entry_by_entry(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A function of logits, with zeros for padding, that is called as `masked_softmax` is."""
+
+    def activated(logits: Tensor, visible: Tensor | None = None, axis: int = -1) -> Tensor:
+        return zero_where_masked(function(logits), visible)
+
+    return activated
+
+
+ACTIVATIONS = {  # what makes U and V: rho
+    "softmax": masked_softmax,
+    "sigmoid": _entry_by_entry(ops.sigmoid),
+    "tanh": _entry_by_entry(tanh),
+    "linear": _entry_by_entry(lambda logits: logits),
+}
 
 
 class SingularOperator(Operator):
@@ -41,6 +60,7 @@ class SingularOperator(Operator):
         causal: Whether each token sees only itself and those before it.
         state: Sums over earlier tokens, for the causal form.
         dropout: Optional function that drops entries of U * g(S).
+        activation: What makes V of its logits, one of `ACTIVATIONS`; a softmax if causal.
 
     Attributes:
         following: In the causal form, after a call: the sums over all tokens so far.
@@ -63,9 +83,10 @@ class SingularOperator(Operator):
         causal: bool = False,
         state: RunningSum | None = None,
         dropout: Callable[[Tensor], Tensor] | None = None,
+        activation: str = "softmax",
     ) -> None:
         self.left, self.logits, self.queries, self.keys = left, logits, queries, keys
-        self.causal, self.state = causal, state
+        self.causal, self.state, self.activation = causal, state, activation
         self.following: RunningSum | None = None
         self.applied = left if dropout is None else dropout(left)
 
@@ -75,12 +96,12 @@ class SingularOperator(Operator):
                 self.applied, self.logits, x, self.keys, self.state
             )
             return outputs
-        context = singular_value_context(self.logits, x, self.keys)  # (B, N, H, D)
+        context = singular_value_context(self.logits, x, self.keys, self.activation)
         return attend_to_context(self.applied, context, x.dtype)
 
     def matrix(self) -> Float[Tensor, "B N T S"]:
         if not self.causal:
-            right = right_singular_vectors(self.logits, self.keys)
+            right = right_singular_vectors(self.logits, self.keys, self.activation)
             return ops.einsum("btnh,bsnh->bnts", self.left, right)
         # apply the operator to the identity: (1, T, 1, T), broadcast to (B, T, N, T)
         eye = ops.eye(ops.shape(self.logits)[1], dtype=self.left.dtype)[None, :, None, :]
@@ -103,23 +124,34 @@ class SingularValues(Operator):
 
 
 def left_singular_vectors(
-    logits: Float[Tensor, "B T N H"], visible: Bool[Tensor, "B T"] | None = None
+    logits: Float[Tensor, "B T N H"],
+    visible: Bool[Tensor, "B T"] | None = None,
+    activation: str = "softmax",
 ) -> Float[Tensor, "B T N H"]:
-    """U: the softmax over the head's features, float32, with zero rows for padded tokens."""
-    return masked_softmax(at_least_float32(logits), _column(visible), axis=-1)
+    """U: the softmax over the head's features, float32, with zero rows for padded tokens.
+
+    With another of `ACTIVATIONS`, that function of each logit.
+    """
+    return ACTIVATIONS[activation](at_least_float32(logits), _column(visible), axis=-1)
 
 
 def right_singular_vectors(
-    logits: Float[Tensor, "B S N H"], visible: Bool[Tensor, "B S"] | None = None
+    logits: Float[Tensor, "B S N H"],
+    visible: Bool[Tensor, "B S"] | None = None,
+    activation: str = "softmax",
 ) -> Float[Tensor, "B S N H"]:
-    """V: the softmax over the tokens that are not padding, float32, for each head and feature."""
-    return masked_softmax(at_least_float32(logits), _column(visible), axis=1)
+    """V: the softmax over the tokens that are not padding, float32, for each head and feature.
+
+    With another of `ACTIVATIONS`, that function of each logit.
+    """
+    return ACTIVATIONS[activation](at_least_float32(logits), _column(visible), axis=1)
 
 
 def singular_value_context(
     logits: Float[Tensor, "B S N H"],
     x: Float[Tensor, "B S N D"],
     visible: Bool[Tensor, "B S"] | None = None,
+    activation: str = "softmax",
 ) -> Float[Tensor, "B N H D"]:
     """V^T x, where V is the softmax of the logits over tokens; sums in float32.
 
@@ -128,10 +160,10 @@ def singular_value_context(
     """
     logits = ops.transpose(at_least_float32(logits), (0, 2, 3, 1))  # (B, N, H, S)
     x = ops.transpose(at_least_float32(x), (0, 2, 1, 3))  # (B, N, S, D)
-    if visible is None:
-        return masked_softmax(logits) @ x
-    right = masked_softmax(logits, new_axes(visible, (ALL, None, None)))
-    return right @ zero_where_masked(x, new_axes(visible, (ALL, None, ALL, None)))
+    if visible is not None:
+        x = zero_where_masked(x, new_axes(visible, (ALL, None, ALL, None)))
+        visible = new_axes(visible, (ALL, None, None))
+    return ACTIVATIONS[activation](logits, visible) @ x
 
 
 def attend_to_context(

@@ -59,7 +59,7 @@ HIGH_PASS = {"identity": 0.5, "linear": 1.0, "power": -0.5}
 GFSA = "keras_graphattn.layers:GraphFilterAttention"
 KERNEL = "keras_graphattn.layers:MaskedKernelAttention"
 GFSA_OPTIONS = (*FILTER, "constant", "trained_coefficients", RATE)
-AGF_OPTIONS = (*FILTER, "orthogonality_weight", "learned_constant", RATE)
+AGF_OPTIONS = (*FILTER, "orthogonality_weight", "learned_constant", "vector_activation", RATE)
 ABLATION_OPTIONS = ("orthogonality_weight",)  # of AGF without a polynomial of singular values
 KERNEL_OPTIONS = ("feature_map", RATE)
 

@@ -30,6 +30,7 @@ LAYERS = {
         **FILTER,
         "learned_constant": True,
         "causal": True,
+        "vector_activation": "softmax",
         "orthogonality_weight": 0.1,
         "orthogonality_scaling": "mean",
     },

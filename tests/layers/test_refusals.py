@@ -69,6 +69,8 @@ REFUSED = {
         ({"filter": Jacobi(4), "order": 3}, "`order` may only be given if `filter` is a name"),
         ({"filter": "ones", "order": 3}, r"has no polynomial. Received: order=3"),
         ({"filter": "singular_values", "learned_constant": True}, "learned_constant=True"),
+        ({"vector_activation": "relu"}, "'softmax', 'sigmoid', 'tanh', 'linear'"),
+        ({"vector_activation": "tanh", "causal": True}, "causal=True, vector_activation='tanh'"),
         ({"filter": "first_order", "learned_constant": True}, "weight of P_0 of a polynomial"),
         ({"filter": Jacobi(start="high_pass"), "learned_constant": True}, "weight of P_0 is 1"),
         ({"filter": Jacobi(start="band_pass")}, "`start` of a filter of singular values"),

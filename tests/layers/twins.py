@@ -160,7 +160,10 @@ def contra_norm_attention(layer, x, weights, call):
 
 def singular(layer, x, weights, call):
     """The left vectors times the filtered singular values, the right vectors, and their matrix."""
-    left = reference.softmax(project(x, weights, "query"))
+    softmax = layer.vector_activation == "softmax"
+    of_torch = {"sigmoid": torch.sigmoid, "tanh": torch.tanh, "linear": torch.positive}
+    rho = of_torch.get(layer.vector_activation, reference.softmax)
+    left = rho(project(x, weights, "query"))
     if "query_mask" in call:
         left = left * torch.tensor(call["query_mask"])[:, :, None, None]
     if layer.filter != "ones":
@@ -178,7 +181,11 @@ def singular(layer, x, weights, call):
     if layer.causal:
         outputs = reference.causal_singular_attention(left, logits, value, keys)
         return project_out(outputs, weights), None
-    right = reference.softmax(logits, None if keys is None else keys[:, :, None, None], dim=1)
+    column = None if keys is None else keys[:, :, None, None]
+    if softmax:
+        right = reference.softmax(logits, column, dim=1)
+    else:
+        right = rho(logits) if column is None else rho(logits) * column
     matrix = torch.einsum("btnh,bsnh->bnts", left, right)
     return project_out(apply_matrix(matrix, value), weights), matrix
 
@@ -535,6 +542,13 @@ for _name, _kind, _twin, _biases in (
             is_bound=registry.CASES[_bias].is_bound,
         )
 family("AGF", AGF, singular, {n: {"filter": jacobi(n, 4)} for n in POLYNOMIALS}, masks="tokens")
+family(
+    "AGF, rho",
+    AGF,
+    singular,
+    {name: {"vector_activation": name} for name in ("sigmoid", "tanh", "linear")},
+    masks="tokens",
+)
 for _causal in (False, True):
     family(
         f"AGF, causal={_causal}",

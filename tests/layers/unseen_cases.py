@@ -99,6 +99,9 @@ CASES: dict[str, Case] = {
     "AGF, learned constant": Case(
         lambda: AGF(HEADS, SIZE, learned_constant=True), pairwise=False, causal=False
     ),
+    "AGF, tanh": Case(
+        lambda: AGF(HEADS, SIZE, vector_activation="tanh"), pairwise=False, causal=False
+    ),
     "delta rule": Case(lambda: layers.GatedDeltaRule(HEADS, SIZE), pairwise=False),
     "delta rule, packed, filter": Case(
         lambda: layers.GatedDeltaRule(HEADS, SIZE, filter="first_order"),

@@ -166,6 +166,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": _YES_OR_NO,
         "help": "learn agf's theta_0 too, from an output of 0 on",
     },
+    "vector_activation": {
+        "choices": NamesIn("keras_graphattn.operators.singular", "ACTIVATIONS"),
+        "help": "what makes agf's U and V, the paper's rho: %(choices)s [softmax]",
+    },
     "constant": {"type": float, "help": "w_0 of the filter first_order at the start [0]"},
     "trained_coefficients": {
         "type": names_among(("identity", "linear", "power")),
