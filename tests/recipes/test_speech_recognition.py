@@ -3,6 +3,8 @@
 import csv
 import itertools
 import math
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -436,3 +438,30 @@ def test_published_sizes_have_the_published_numbers_of_parameters(model, million
     problem.vocabulary.size = 5000
     built = RECIPE.model.build(RECIPE.trial(problem, "softmax", options))
     assert built.count_params() / 1e6 == pytest.approx(millions, rel=0.02)
+
+
+PUBLISHED_STEP = """
+import numpy as np
+from tests.recipes.models import recipe_of
+recipe = recipe_of("speech_recognition")
+problem = recipe.load(recipe.parse(["--train-examples", "16"]))
+problem.rate, problem.vocabulary.size = 16000, 5000
+options = recipe.parse(["--published", "--data-dir", "x", "--batch-size", "4"])
+model = recipe.model.prepare(recipe.trial(problem, "gfsa", options)).model
+generator = np.random.default_rng(0)
+tokens = generator.integers(3, 5000, (4, 41)).astype("int32")
+samples = generator.standard_normal((4, 10 * 16000)).astype("float32")
+inputs = {"samples": samples, "num_samples": np.full(4, 160000, "int32"), "tokens": tokens[:, :-1]}
+assert np.isfinite(model.train_on_batch(inputs, tokens[:, 1:]))
+peak, = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(int(peak.split()[1]) / 2**20)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="its memory is read off /proc")
+def test_a_step_of_the_published_transformer_fits_in_8_gib():
+    """A batch of 4 recordings of 10 seconds, with GFSA and Adam."""
+    command = [sys.executable, "-c", PUBLISHED_STEP]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert float(output.split()[-1]) < 8.0
