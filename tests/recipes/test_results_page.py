@@ -79,3 +79,37 @@ def test_check_says_whether_the_page_is_that_of_the_files(monkeypatch, capsys):
     monkeypatch.setattr(results, "PAGE", results.ROOT / "docs/pages/choose.md")
     assert results.main(["--check"]) == 1
     assert "docs/pages/choose.md is not that of the files" in capsys.readouterr().out
+
+
+def file_of(folder, recipe, data, metric, means, name=None):
+    """A file of results, one run for each attention."""
+    content = {"dataset": data, "table": [], "runs": []}
+    for attention, mean in means.items():
+        row = {"attention": attention, "seeds": 1, "parameters": 1, f"test_{metric}_mean": mean}
+        content["table"].append(row)
+        content["runs"].append({"attention": attention, "seed": 0, f"test_{metric}": mean})
+    path = folder / recipe / "results" / f"{name or data}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return Results(path)
+
+
+def test_attentions_are_compared_over_data_sets_each_counted_once(tmp_path):
+    softmax, gfsa = [0.5, 0.6, 0.7, 0.8, 10.0], [0.6, 0.63, 0.69, 0.88, 9.0]
+    metrics = ["accuracy"] * 4 + ["perplexity"]
+    files = [
+        file_of(tmp_path, "recipe", f"data{i}", metric, {"softmax": a, "gfsa": b})
+        for i, (metric, a, b) in enumerate(zip(metrics, softmax, gfsa, strict=True))
+    ]
+    other = {"softmax": 0.5, "gfsa": 0.9}
+    files.insert(0, file_of(tmp_path, "recipe", "data0", "accuracy", other, "data0-other"))
+    files.append(file_of(tmp_path, "recipe", "data0", "accuracy", other, "data0-wider"))
+    files.append(file_of(tmp_path, "recipe", "data9", "accuracy", other, "data9-short"))
+    gains = results.gains_by_data(files, "gfsa", "softmax")
+    expected = [20.0, 5.0, -100 / 70, 10.0, 10.0]  # a lower perplexity is better
+    assert gains[:5] == pytest.approx(expected)
+    section = results.over_data_sets(files)
+    p = scipy.stats.wilcoxon(expected).pvalue
+    assert f"| GFSA | softmax | 5 | 4 | +10.0 % | {p:.3f} |" in section
+    assert section.count("GFSA") == 1
+    assert "GFSA" not in results.over_data_sets(files[2:6])  # too few
