@@ -93,6 +93,15 @@ _ALL = (
         ("mask", *KERNEL_OPTIONS),
     ),
     Attention("performer", "performer", "#7f5539", KERNEL, "masked_kernel", KERNEL_OPTIONS),
+    Attention(
+        *("linformer", "Linformer", "#5e3c99", "recipes.common.training.layers:linformer"),
+        options=("landmarks",),
+    ),
+    Attention(
+        *("nystromformer", "Nyströmformer", "#e6ab02"),
+        "recipes.common.training.layers:nystromformer",
+        options=("landmarks", "value_convolution"),
+    ),
     Attention("topological", "topological", "#2ca02c", KERNEL, "masked_kernel", KERNEL_OPTIONS),
     Attention(
         *("scaled_high_frequency", "AttnScale", "#bcbd22"),

@@ -18,6 +18,7 @@ from recipes.time_series.data import Problem
 
 PAPER = "arXiv 2505.08516"
 REPORTED = ("softmax", "linear", "agf")
+LANDMARKS = {"linformer": 256, "nystromformer": 64}
 
 # Wi et al., arXiv 2505.08516 (IJCAI 2025), the settings of its time-series experiments
 PUBLISHED_AGF = {
@@ -75,7 +76,8 @@ class TimeSeries(Recipe):
         "Trains and compares attention layers on time series of the UEA archive; writes a table, "
         "curves and the best model for serving."
     )
-    attentions = ("softmax", "linear", "performer", "gfsa", "agf", *ABLATIONS, *REMEDIES)
+    attentions = ("softmax", "linear", "performer", *LANDMARKS, "gfsa", "agf")
+    attentions += (*ABLATIONS, *REMEDIES)
     by_default = ("softmax", "gfsa", "agf")
     training = {"epochs": 15, "patience": 8, "batch_size": 16, "learning_rate": 1e-3}
     training |= {"validation_fraction": 0.2}
@@ -116,7 +118,8 @@ class TimeSeries(Recipe):
         if not as_published:
             filter = filter._replace(learned_constant=False)
         performer = {"feature_map": "favor"}  # random features of the softmax
-        return {**filter.defaults(one_rate=as_published), "performer": performer}
+        landmarks = {name: {"landmarks": count} for name, count in LANDMARKS.items()}
+        return {**filter.defaults(one_rate=as_published), "performer": performer, **landmarks}
 
     def facts(self, problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
         return {

@@ -1,7 +1,8 @@
 """The transformer classifier, and the training and the measures of one run.
 
 The model has only core Keras layers and layers of this package: a saved model loads with nothing
-but `import keras_graphattn`, under Keras' safe mode.
+but `import keras_graphattn`, under Keras' safe mode. A model with `linformer` or
+`nystromformer` loads after `import recipes.common.training.layers`.
 """
 
 from typing import Any

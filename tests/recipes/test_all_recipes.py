@@ -310,7 +310,10 @@ WRONG_EVERYWHERE = [
 # What one recipe refuses.
 WRONG = {
     "time_series": [
-        ("--attention softmax,linformer", ["linformer", "softmax, linear, performer, gfsa, agf"]),
+        ("--attention softmax,longformer", ["longformer", "softmax, linear, performer, linformer"]),
+        ("--attention linear --landmarks 8", ["option of linformer and nystromformer", "linear"]),
+        ("--attention linformer --landmarks 0", ["--landmarks", "at least 1"]),
+        ("--attention linformer --no-value-convolution", ["--value-convolution", "nystromformer"]),
         ("--order 0", ["--order", "'0'", "at least 1"]),
         ("--attention agf --alpha -1 --beta -1", ["divides by zero", "alpha=-1.0"]),
         ("--attention agf --filter legendre --alpha 0.5", ["alpha", "legendre"]),

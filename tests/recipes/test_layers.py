@@ -1,5 +1,7 @@
 """Layers of the recipes against formulas written out: values, gradients, half precision."""
 
+import itertools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,12 +20,14 @@ from recipes.common.training.graph_layers import (
     SpectralGraphConvolution,
 )
 from recipes.common.training.layers import linear
+from recipes.common.training.low_rank_attention import LinformerAttention, NystromformerAttention
 from tests.numerics import randomise, relative_rms, to_numpy
 from tests.recipes.formulas import (
     assert_is_formula,
     dense,
     in_heads,
     joined,
+    projections,
     talking_heads,
     weights_of,
 )
@@ -56,6 +60,66 @@ def linear_formula(x, weights):
     scores = query @ key.transpose(-1, -2) * torch.tensor(MASK)[:, None, None]
     scores = scores / scores.sum(dim=-1, keepdim=True)
     return joined(scores @ in_heads(x, weights, "attend_value"), weights, "attend")
+
+
+def low_rank_projections(x, weights):
+    """Queries, keys and values (B, N, T, H), 0 where is padding."""
+    mask = torch.tensor(MASK)[:, None, :, None]
+    return (part * mask for part in projections(x, weights))
+
+
+def linformer_formula(x, weights):
+    """Over real tokens only."""
+    outputs = []
+    for query, key, value, real in zip(*low_rank_projections(x, weights), MASK, strict=True):
+        key = weights["key_sums"][:, real] @ key[:, real]
+        value = weights["value_sums"][:, real] @ value[:, real]
+        outputs.append(torch.softmax(query @ key.transpose(-1, -2) / SIZE**0.5, dim=-1) @ value)
+    return joined(torch.stack(outputs), weights, "attention_output")
+
+
+def segment_means(x, count):
+    """Means over segments of tokens (N, T, H); segment i begins at i T / count, rounded up."""
+    starts = [math.ceil(number * x.shape[1] / count) for number in range(count + 1)]
+    pairs = itertools.pairwise(starts)
+    return torch.stack([x[:, start:end].mean(dim=1) for start, end in pairs], dim=1)
+
+
+def pseudo_inverse(matrix):
+    """Of one matrix, by the 6 iterations of the paper."""
+    identity = torch.eye(len(matrix), dtype=matrix.dtype)
+    z = matrix.T / (matrix.sum(dim=0).max() * matrix.sum(dim=1).max())
+    for _ in range(6):
+        az = matrix @ z
+        z = z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az))) / 4
+    return z
+
+
+def convolved(value, kernel):
+    """The sum over j of kernel_j v_(t + j - 16), of values (N, T, H)."""
+    outputs = torch.zeros_like(value)
+    for t in range(LENGTH):
+        for s in range(LENGTH):
+            outputs[:, t] += kernel[s - t + 16, 0, :] * value[:, s]
+    return outputs
+
+
+def nystromformer_formula(x, weights, landmarks, inverse=pseudo_inverse):
+    """Over real tokens only; the convolution sees zeros at padding."""
+    outputs = []
+    for query, key, value, real in zip(*low_rank_projections(x, weights), MASK, strict=True):
+        count = min(landmarks, int(real.sum()))
+        q, k = (segment_means(part[:, real], count) for part in (query, key))
+
+        def softmax(left, right):
+            return torch.softmax(left @ right.transpose(-1, -2) / SIZE**0.5, dim=-1)
+
+        inverses = torch.stack([inverse(matrix) for matrix in softmax(q, k)])
+        one = softmax(query, k) @ inverses @ (softmax(q, key[:, real]) @ value[:, real])
+        if "convolution/kernel" in weights:
+            one = one + convolved(value, weights["convolution/kernel"])
+        outputs.append(one)
+    return joined(torch.stack(outputs), weights, "attention_output")
 
 
 def with_loops(edges):
@@ -127,6 +191,17 @@ class Case(NamedTuple):
 FILTERS = {"softmax": None, "gfsa": ORDER}
 CASES = {
     "linear": Case(linear_model, linear_formula, [TOKENS]),
+    "linformer": Case(
+        *(lambda: LinformerAttention(HEADS, SIZE, 4), linformer_formula, [TOKENS], (MASK,))
+    ),
+    **{
+        f"nystromformer_{landmarks}": Case(
+            lambda n=landmarks: NystromformerAttention(HEADS, SIZE, n),
+            lambda x, weights, n=landmarks: nystromformer_formula(x, weights, n),
+            *([TOKENS], (MASK,)),
+        )
+        for landmarks in (3, 5)  # an example has 4 tokens
+    },
     "gcn": Case(lambda: GraphConvolution(WIDTH), gcn_formula, [GRAPH["nodes"]], (GRAPH["edges"],)),
     "sgc": Case(
         lambda: SpectralGraphConvolution(WIDTH, order=3),

@@ -103,8 +103,8 @@ def probabilities(model, series, mask):
 
 def test_padding_may_come_first(model, problem):
     """`test_models` has the padding after the series."""
-    if any("flatten" in layer.name for layer in model.layers):
-        pytest.skip("the classifier knows the tokens by their places")
+    if any("flatten" in layer.name for layer in model.layers) or "linformer" in model.name:
+        pytest.skip("the model knows the tokens by their places")
     series, mask = problem.test.series, problem.test.padding_mask
     expected = probabilities(model, series, mask)
     shifts = (~mask).sum(axis=1)

@@ -181,6 +181,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "choices": NamesIn("keras_graphattn.feature_maps", "FEATURE_MAPS"),
         "help": "of kernel attention: %(choices)s [relu]",
     },
+    "landmarks": {
+        "type": at_least(1),
+        "help": "landmarks of nystromformer, and sums of tokens of linformer; the length of the "
+        "sequences if that is less [64; linformer: 256]",
+    },
+    "value_convolution": {
+        "action": _YES_OR_NO,
+        "help": "add nystromformer's depth-wise convolution of the values over 33 tokens [yes]",
+    },
     "expander_degree": {
         "type": at_least(0),
         "help": "of the random graph beside the edges, an even number [0: none]",

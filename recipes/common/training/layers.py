@@ -1,7 +1,8 @@
 """The attention layers that the recipes compare, each called in the same way; token similarity.
 
 The layers are core Keras layers and layers of `keras_graphattn` only, so that a saved model loads
-with nothing but `import keras_graphattn`, under Keras' safe mode.
+with nothing but `import keras_graphattn`, under Keras' safe mode. A model with `linformer`
+or `nystromformer`, whose layers are of the recipes, loads after an import of this module.
 """
 
 import pkgutil
@@ -20,6 +21,7 @@ from keras_graphattn.layers import GraphFilterAttention, MaskedKernelAttention
 from keras_graphattn.masks import GatedDecay
 from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
 from recipes.common.command.parsing import UsageError
+from recipes.common.training.low_rank_attention import LinformerAttention, NystromformerAttention
 
 Tensor = Any
 NO_FLOAT16 = (
@@ -175,6 +177,16 @@ def linear(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
     return layers.EinsumDense("btnh,nhd->btd", (None, tokens.shape[-1]), bias_axes="d", name=name)(
         outputs
     )
+
+
+def linformer(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """Softmax attention to learned sums of the tokens."""
+    return LinformerAttention(**arguments)(tokens, mask)
+
+
+def nystromformer(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """The Nyström approximation of softmax attention."""
+    return NystromformerAttention(**arguments)(tokens, mask)
 
 
 def where_of(text: str) -> str | list[int]:

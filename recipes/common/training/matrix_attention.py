@@ -10,11 +10,12 @@ from keras_graphattn import filters
 from keras_graphattn.coefficient_rate import CoefficientRate, Filtered
 from keras_graphattn.numerics.precision import at_least_float32
 from keras_graphattn.operators.softmax import MatrixOperator, scores_of
+from recipes.common.training.projections import HeadProjections
 
 Tensor = Any
 
 
-class MatrixAttention(CoefficientRate, Filtered, layers.Layer):
+class MatrixAttention(CoefficientRate, Filtered, HeadProjections):
     """Multi-head attention A V, or H(A) V with a filter; a subclass says how scores become A.
 
     Args:
@@ -35,8 +36,7 @@ class MatrixAttention(CoefficientRate, Filtered, layers.Layer):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        self.num_heads, self.key_dim = num_heads, key_dim
+        super().__init__(num_heads, key_dim, **kwargs)
         self.filter = None if filter is None else filters.get(filter)
         self.dropout, self.seed = dropout, seed
         self._drop = layers.Dropout(dropout, seed=seed, dtype=self.dtype_policy)
@@ -44,16 +44,7 @@ class MatrixAttention(CoefficientRate, Filtered, layers.Layer):
     def build(self, tokens_shape: Any, *others: Any) -> None:
         if self.filter is not None:
             self.add_filter_weights(self.filter, self.num_heads)
-        heads, width = (None, self.num_heads, self.key_dim), tokens_shape[-1]
-        into, out = ("btd,dnh->btnh", heads, "nh"), ("btnh,nhd->btd", (None, width), "d")
-        made = {"query": into, "key": into, "value": into, "attention_output": out}
-        for name, (equation, shape, axes) in made.items():
-            dense = layers.EinsumDense(
-                equation, shape, bias_axes=axes, dtype=self.dtype_policy, name=name
-            )
-            dense.build((*tokens_shape[:2], *heads[1:]) if shape != heads else tokens_shape)
-            setattr(self, f"{name}_dense", dense)
-        self.built = True
+        super().build(tokens_shape)
 
     def _attend(
         self,
@@ -74,14 +65,10 @@ class MatrixAttention(CoefficientRate, Filtered, layers.Layer):
             return self.attention_output_dense(operator(values))
         return self.attention_output_dense(self.filtered(self.filter, operator, values))
 
-    def compute_output_spec(self, tokens: Any, *others: Any, training: Any = None) -> Any:
-        return keras.KerasTensor(tokens.shape, self.compute_dtype)
-
     def get_config(self) -> dict[str, Any]:
         filter = None if self.filter is None else keras.saving.serialize_keras_object(self.filter)
-        sizes = {"num_heads": self.num_heads, "key_dim": self.key_dim}
         dropout = {"dropout": self.dropout, "seed": self.seed}
-        return {**super().get_config(), **sizes, **dropout, "filter": filter}
+        return {**super().get_config(), **dropout, "filter": filter}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "MatrixAttention":
