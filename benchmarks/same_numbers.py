@@ -107,6 +107,7 @@ MASKS: dict[str, Callable[[], Any]] = {
     "Exponential": lambda: masks.Exponential(2),
     "Exponential, causal": lambda: masks.Exponential(2, causal=True),
     "Exponential, rates": lambda: masks.Exponential(1, initial_rates=[[0.1], [2.0]]),
+    "ExponentialPositions": lambda: masks.ExponentialPositions(LENGTH, 2, 3, seed=0),
     "LowRank": lambda: masks.LowRank(2, LENGTH),
     "StochasticPositions": lambda: masks.StochasticPositions(2, seed=0),
     "StochasticPositions, trained": lambda: masks.StochasticPositions(3, True, 0),

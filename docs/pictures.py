@@ -57,6 +57,11 @@ MASKS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "an estimate from 64 walks, on three groups of friends",
     ),
     "Hypercube": ({"initial_time": 0.7, "dimension": 4}, {}, "16 corners"),
+    "ExponentialPositions": (
+        {"length": LENGTH, "position_dim": 4, "num_features": 16, "seed": 1},
+        {},
+        "at its random start",
+    ),
     "LowRank": ({"rank": 3, "length": LENGTH}, {}, "at its random start"),
     "Mask": ({}, {}, ""),
     "Product": (

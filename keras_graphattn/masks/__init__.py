@@ -14,7 +14,7 @@ from keras_graphattn.masks.graphs.distances import DistanceTable
 from keras_graphattn.masks.graphs.random_features import GraphRandomFeatures
 from keras_graphattn.masks.graphs.walks import RandomWalk
 from keras_graphattn.masks.hypercube import Hypercube
-from keras_graphattn.masks.low_rank import LowRank, StochasticPositions
+from keras_graphattn.masks.low_rank import ExponentialPositions, LowRank, StochasticPositions
 from keras_graphattn.masks.mask import MASKS, Mask
 from keras_graphattn.masks.mask import get as get
 from keras_graphattn.masks.product import Product
@@ -27,6 +27,7 @@ MASKS |= {
     "distance_table": DistanceTable,
     "entries": Entries,
     "exponential": Exponential,
+    "exponential_positions": ExponentialPositions,
     "gated_decay": GatedDecay,
     "graph_diffusion": GraphDiffusion,
     "graph_random_features": GraphRandomFeatures,
@@ -46,6 +47,7 @@ __all__ = [
     "DistanceTable",
     "Entries",
     "Exponential",
+    "ExponentialPositions",
     "GatedDecay",
     "GraphDiffusion",
     "GraphRandomFeatures",

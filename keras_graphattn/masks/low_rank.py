@@ -27,6 +27,7 @@ class Factored(Mask):
 
     paths = ("dense", "blockwise", "low_rank")
     hides_keys = False
+    length = 0  # the largest one; 0: any
 
     def factors(self, length: Length, parameters: Tensors) -> Factors:
         """L and R."""
@@ -52,6 +53,13 @@ class Factored(Mask):
     def _attend(self, tokens: Operands, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         tokens = self.widened(tokens, parameters)
         return unmasked_attention(tokens.query, tokens.key, tokens.x)
+
+    def _check_length(self, length: int) -> None:
+        if 0 < self.length < length:
+            raise ValueError(
+                f"This {type(self).__name__} mask has {self.length} positions. Received: a "
+                f"sequence of {length} tokens. Use a larger `length`."
+            )
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -100,12 +108,80 @@ class LowRank(Factored):
         left, right = (first_of(x, length, axis=1) for x in parameters.values())
         return ops.exp(left), ops.exp(right)  # (N, T, rank) each
 
-    def _check_length(self, length: int) -> None:
-        if length > self.length:
-            raise ValueError(
-                f"This LowRank mask has {self.length} positions. Received: a sequence of {length} "
-                "tokens. Use a larger `length`."
-            )
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class ExponentialPositions(Factored):
+    """M[i, j] = exp(mu_i . nu_j), estimated by positive random features of position vectors.
+
+    Each head learns two vectors of each position, mu and nu. With Gaussian directions w_r that are
+    drawn once, M[i, j] is the mean over r of
+
+        exp(w_r . mu_i - |mu_i|^2 / 2) exp(w_r . nu_j - |nu_j|^2 / 2)
+
+    which is positive, and exp(mu_i . nu_j) in expectation. All paths give this estimate. Its error
+    grows with the vectors, and falls with the number of features.
+
+    Args:
+        length: Largest number of tokens. Shorter sequences use the first vectors.
+        position_dim: Size of the vectors, at least 1.
+        num_features: Number of directions, at least 1: the rank of the mask.
+        seed: Seed of the directions and of the start of the vectors. By default it is drawn. The
+            draw follows `keras.utils.set_random_seed` and is kept in the configuration.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+
+    Weights:
+        `left_positions` (mu) and `right_positions` (nu), of shape (num_heads, length,
+        position_dim). They start small, so M starts near 1. `directions`, of shape (num_heads,
+        position_dim, num_features), is not trained.
+
+    Raises:
+        ValueError: For sizes that are not positive, and for sequences longer than `length`.
+
+    Example:
+
+    >>> mask = ExponentialPositions(length=16, position_dim=4, num_features=8, seed=0)
+    >>> tuple(mask.apply(keras.random.normal((4, 10, 2, 8))).shape)
+    (4, 10, 2, 8)
+
+    Source: Choromanski et al., arXiv 2107.07999, Section 3.4, with the positive features of
+    Choromanski et al., arXiv 2009.14794, Lemma 1.
+    """
+
+    _settings = ("length", "position_dim", "num_features", "seed")
+
+    def __init__(
+        self,
+        length: int,
+        position_dim: int = 4,
+        num_features: int = 16,
+        seed: int | None = None,
+        **kwargs: Unpack[MaskOptions],
+    ) -> None:
+        super().__init__(**kwargs)
+        self.length = whole()("length", length, {})
+        self.position_dim = whole()("position_dim", position_dim, {})
+        self.num_features = whole()("num_features", num_features, {})
+        self.seed = seed_of(seed)
+
+    def build(self, input_shape: Shape) -> None:
+        super().build(input_shape)
+        heads, dim = self.num_heads, self.position_dim
+        generator = np.random.default_rng(self.seed)
+        start = generator.normal(0.0, 0.3, (2, heads, self.length, dim))
+        self.left_positions = self._add_parameter("left_positions", start[0])
+        self.right_positions = self._add_parameter("right_positions", start[1])
+        directions = generator.standard_normal((heads, dim, self.num_features))
+        self.directions = self._add_parameter("directions", directions, trainable=False)
+
+    def factors(self, length: Length, parameters: Tensors) -> Factors:
+        left, right, directions = parameters.values()
+        scale = 0.5 * math.log(self.num_features)
+        features = []
+        for vectors in (first_of(left, length, axis=1), first_of(right, length, axis=1)):
+            halves = 0.5 * ops.sum(ops.square(vectors), axis=-1, keepdims=True)
+            features.append(ops.exp(vectors @ directions - halves - scale))
+        return features[0], features[1]  # (N, T, m) each
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")

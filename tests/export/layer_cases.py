@@ -111,6 +111,9 @@ CASES = {
     "kernel_exponential": kernel("open", lambda: masks.Exponential(2)),
     "kernel_gated": kernel("open", masks.GatedDecay),
     "kernel_low_rank": kernel("open but jax", lambda: masks.LowRank(2, 40)),
+    "kernel_positions": kernel(
+        "open but jax", lambda: masks.ExponentialPositions(40, 2, 3, seed=0)
+    ),
     "kernel_stochastic": kernel("open", lambda: masks.StochasticPositions(2, seed=0)),
     "kernel_segments": kernel("open", masks.Segments, "segment_ids"),
     "kernel_packed": kernel(

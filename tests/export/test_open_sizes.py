@@ -32,7 +32,7 @@ BATCH, TRACED = 2, 7
 SIZES = ((3, 5), (5, 70))  # of chunks of 64 tokens, the second has two
 VOCABULARY = 30
 LONGEST = 40  # where a mask has a table of positions
-HAS_TABLE = ("low_rank", "toeplitz")
+HAS_TABLE = ("low_rank", "positions", "toeplitz")
 # Keras' layer has no such masks. Each has one length, of its topology or of its Fourier transform.
 ONE_LENGTH = [name for name, case in CASES.items() if case.length == "bound"]
 ONE_LENGTH += ["kernel_toeplitz_fft", "kernel_alibi", "kernel_causal_toeplitz"]

@@ -127,6 +127,7 @@ MASKS = {
         "seed": 1,
     },
     "Hypercube": {"initial_time": 0.5, "dimension": 2},
+    "ExponentialPositions": {"length": 6, "position_dim": 2, "num_features": 3, "seed": 1},
     "LowRank": {"rank": 2, "length": 6},
     "Product": {"masks": [masks.Causal(), masks.Exponential()]},
     "RandomWalk": {

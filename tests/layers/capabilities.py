@@ -93,6 +93,7 @@ EXPORTED = {
     "Entries": "kernel_entries",
     "Exponential": "kernel_exponential",
     "GatedDecay": "kernel_gated",
+    "ExponentialPositions": "kernel_positions",
     "LowRank": "kernel_low_rank",
     "StochasticPositions": "kernel_stochastic",
     "Toeplitz": "kernel_toeplitz_auto",

@@ -146,6 +146,7 @@ MASKS: dict[str, tuple[Callable[[], masks.Mask], bool]] = {
     "Exponential": (lambda: masks.Exponential(2), False),
     "Exponential, causal": (lambda: masks.Exponential(2, causal=True), False),
     "GatedDecay": (masks.GatedDecay, False),
+    "ExponentialPositions": (lambda: masks.ExponentialPositions(LENGTH, 2, 3, seed=0), False),
     "LowRank": (lambda: masks.LowRank(2, LENGTH), False),
     "StochasticPositions": (lambda: masks.StochasticPositions(2, seed=0), False),
     "Toeplitz": (lambda: masks.Toeplitz(LENGTH), False),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from keras import ops
 
 from keras_graphattn import masks
 from keras_graphattn.ops import Forest
@@ -47,9 +48,12 @@ def built(mask, length):
 def of_sequence(mask, length, matrix, **options):
     """A built mask whose matrix is a function of the length and of its weights by name."""
     names = [weight.name for weight in mask.trainable_variables]
+    fixed = {
+        x.name: torch.tensor(ops.convert_to_numpy(x)).double() for x in mask.non_trainable_variables
+    }
 
     def of_weights(*weights):
-        return matrix(length, dict(zip(names, weights, strict=True)), **options)
+        return matrix(length, dict(zip(names, weights, strict=True)) | fixed, **options)
 
     return Case(mask, of_weights, length)
 
@@ -152,6 +156,15 @@ def low_rank(generator, length):
     for weight in mask.weights:
         weight.assign(generator.uniform(-6.0, 3.0, tuple(weight.shape)))
     return of_sequence(mask, length, sequence_cases.low_rank, name="")
+
+
+def exponential_positions(generator, length):
+    sizes = [int(generator.integers(1, 4)) for _ in range(2)]
+    mask = masks.ExponentialPositions(length + 2, *sizes, seed=int(generator.integers(1000)))
+    built(mask, length)
+    for weight in (mask.left_positions, mask.right_positions):
+        weight.assign(generator.uniform(-1.5, 1.5, tuple(weight.shape)))
+    return of_sequence(mask, length, sequence_cases.exponential_positions, name="")
 
 
 def stochastic_positions(generator, length):
@@ -285,6 +298,7 @@ CASES = {
     "GatedDecay": [gated_decay],
     "Toeplitz": [toeplitz],
     "BlockToeplitz": [block_toeplitz],
+    "ExponentialPositions": [exponential_positions],
     "LowRank": [low_rank],
     "StochasticPositions": [stochastic_positions],
     "Hypercube": [hypercube],

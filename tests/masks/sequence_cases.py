@@ -11,6 +11,7 @@ from keras_graphattn.masks import (
     BlockToeplitz,
     Causal,
     Exponential,
+    ExponentialPositions,
     GatedDecay,
     LowRank,
     Mask,
@@ -125,6 +126,20 @@ def stochastic(n, weights, name="stochastic/"):
     return 1.0 + (gains * waves).sum(1)[None]
 
 
+def exponential_positions(n, weights, name=""):
+    directions = weights[f"{name}directions"]
+    sums = 0.0
+    for r in range(directions.shape[-1]):
+        sides = []
+        for side in ("left", "right"):
+            vectors = weights[f"{name}{side}_positions"][:, :n]
+            sides.append(
+                torch.exp(vectors @ directions[..., r : r + 1] - vectors.pow(2).sum(-1, True) / 2)
+            )
+        sums = sums + sides[0] * sides[1].transpose(1, 2)
+    return (sums / directions.shape[-1])[None]
+
+
 def positive(n, weights):
     return (weights["positive/level"][:, None, None] + torch.eye(n))[None]
 
@@ -168,6 +183,10 @@ SEQUENCES = {
     ),
     "decaying toeplitz": (lambda n: Toeplitz(n + 3, initial_slopes=0.1), toeplitz, "fft"),
     "low rank": (lambda n: LowRank(2, n + 10), factor(low_rank, ""), "low_rank"),
+    "exponential positions": (
+        lambda n: ExponentialPositions(n + 10, 2, 3, seed=0),
+        *(factor(exponential_positions, ""), "low_rank"),
+    ),
     "stochastic positions": (
         *(lambda n: StochasticPositions(2, seed=0), factor(stochastic, ""), "low_rank"),
     ),

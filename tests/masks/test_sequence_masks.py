@@ -17,6 +17,7 @@ from keras_graphattn.masks import (
     Causal,
     Entries,
     Exponential,
+    ExponentialPositions,
     GatedDecay,
     LowRank,
     Product,
@@ -277,6 +278,15 @@ def test_joined_masks_are_kept_and_share_weights():
     assert [id(w) for w in both.weights] == [id(w) for w in mask.weights]
 
 
+def test_exponential_positions_are_an_unbiased_estimate():
+    mask = ExponentialPositions(6, 3, 6000, seed=1)
+    mask.build((None, None, HEADS, WIDTH))
+    vectors = (to_numpy(x) for x in (mask.left_positions, mask.right_positions))
+    expected = np.exp(np.einsum("nid,njd->nij", *vectors))
+    assert expected.max() > 1.2
+    np.testing.assert_allclose(to_numpy(mask.dense(6))[0], expected, rtol=0.05)
+
+
 def test_stochastic_positions_are_not_negative_and_reach_any_length():
     mask = StochasticPositions(8, seed=1)
     mask.build((None, None, HEADS, WIDTH))
@@ -354,6 +364,12 @@ REFUSED = [
     (lambda: Product([GatedDecay(), Entries()]), "GatedDecay and Entries"),
     (lambda: Product([GatedDecay(), GatedDecay()]), "same name"),
     (lambda: LowRank(0, 3), "`rank`"),
+    (lambda: ExponentialPositions(0), "`length`"),
+    (lambda: ExponentialPositions(3, 0), "`position_dim`"),
+    (
+        lambda: ExponentialPositions(4).apply(X),
+        r"ExponentialPositions mask has 4 positions.*Received",
+    ),
     (lambda: LowRank(2, 4).apply(X), r"4 positions.*Received"),
     (lambda: StochasticPositions(0), "`num_frequencies`"),
     (lambda: Causal().apply(X, "fft"), r"`path`.*Received"),
