@@ -28,9 +28,9 @@ def use_kernels(use: bool = True) -> None:
     under a `keras.distribution`, because XLA cannot split a kernel over devices. Call this before a
     model is compiled.
 
-    The kernels give the values and gradients of the portable form: step by step on a CPU, and on an
-    NVIDIA H200. No TPU has run them yet. Nobody has measured that they are faster, so they are off
-    by default.
+    The kernels give the values and gradients of the portable form: step by step on a CPU, and that
+    of decays also on an NVIDIA H200. No TPU has run them yet. Nobody has measured that they are
+    faster, so they are off by default.
 
     Args:
         use: Whether to use them.
