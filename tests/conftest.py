@@ -21,7 +21,7 @@ from tests.compiling import leave_costly_passes_out
 
 if keras.backend.backend() == "torch":
     shape_checks.install()
-    # Tests compare bits. On a GPU, sums over edges are else added up in any order.
+    # Tests compare bits, and a GPU adds up sums over edges in any order if it may.
     torch.use_deterministic_algorithms(torch.cuda.is_available(), warn_only=True)
 
 settings.register_profile(

@@ -79,7 +79,7 @@ On an NVIDIA H200, this is what the tests of layers, masks and operators gave:
 `use_kernels` is for causal kernel attention under a decay on a GPU or TPU, and for the two products
 of GFSA with A in blocks on a TPU. The kernels are off by default: nobody has measured that they
 are faster. A kernel for the two products on a GPU took 3.6 times the time of the portable form, in
-bfloat16 at 8,192 tokens, so it went again. There, the fused path is the fastest form of GFSA.
+bfloat16 at 8,192 tokens, so it was removed. There, the fused path is the fastest form of GFSA.
 
 [What a GPU takes](gpu.md) has speed and memory, and the command that measures them.
 """
