@@ -2,10 +2,12 @@
 
     KERAS_BACKEND=jax python benchmarks/gpu.py --record
     KERAS_BACKEND=torch python benchmarks/gpu.py --record
+    KERAS_BACKEND=jax python benchmarks/gpu.py --record --groups linear models
     KERAS_BACKEND=jax python benchmarks/gpu.py --quick
 
 `--record` keeps the numbers in `benchmarks/results/gpu.json` and makes the page `docs/pages/gpu.md`
 of that file, for you to commit. It needs a GPU. Without it, both files are written to `--output`.
+What an earlier run with the same settings measured, and this one does not, stays in the file.
 `--quick` has tiny sizes, so that the program can be tried on a CPU.
 
 Everything is timed forward and backward, in bfloat16 and in float32. The cases of a length take
@@ -28,7 +30,6 @@ from measure import (
     Parser,
     UsageError,
     add_options,
-    device_name,
     make_step,
     median_times,
     memory_of,
@@ -45,12 +46,12 @@ GFSA = {f"filter, {path}": f"GFSA, {path}" for path in ("dense", "fused", "block
 DTYPES = ("bfloat16", "float32")
 PROCESSES = 4  # that measure memory at a time
 OUT_OF_MEMORY = ("out of memory", "resource_exhausted", "oom when allocating")
-GROUPS = {
+GROUPS = {  # in the order of their worth
     "attention": "Attention to all tokens, relative to the backend's attention",
     "linear": "Causal attention of linear cost, relative to the backend's causal attention",
-    "fft": "Kernel attention under Toeplitz masks by FFT, relative to the backend's attention",
-    "trees": "Products with tree masks, relative to one pass over the signal (2 x)",
     "models": "A whole step of loss and gradients, relative to the model that is not converted",
+    "trees": "Products with tree masks, relative to one pass over the signal (2 x)",
+    "fft": "Kernel attention under Toeplitz masks by FFT, relative to the backend's attention",
 }
 HEAD = """# What a GPU takes
 
@@ -59,7 +60,8 @@ HEAD = """# What a GPU takes
     KERAS_BACKEND=<backend> python benchmarks/gpu.py --record
 
 This command measures on one GPU, and makes this page. After `--minutes`, 22 by default, it leaves
-out what is left, and names it here. Commit the page and `benchmarks/results/gpu.json`. All numbers
+out what is left, and names it here. `--groups` measures some of it, and the rest of an earlier run
+with the same settings stays. Commit the page and `benchmarks/results/gpu.json`. All numbers
 are medians of forward and backward passes that take turns. A ratio above 1 is slower than the
 rival. The rival is the backend's own attention, which is its flash kernel where it has one.
 """
@@ -85,26 +87,6 @@ def kernel_attention(mask, length, options, path):
     return attend_by(mask, path)
 
 
-def has_kernels():
-    import keras
-
-    return keras.backend.backend() == "jax" and device_name() != "cpu"
-
-
-def on_kernels(function):
-    """The function on the Pallas kernels of `keras_graphattn.operators.use_kernels`."""
-    from keras_graphattn.operators import use_kernels
-
-    def on_kernels(*arrays):
-        use_kernels()
-        try:
-            return function(*arrays)
-        finally:
-            use_kernels(False)
-
-    return on_kernels
-
-
 def attention_cases(options, length):
     cases = {"flash attention": flash(False)}
     for name, function in softmax_cases(False).items():
@@ -121,8 +103,6 @@ def linear_cases(options, length):
     cases = {"causal flash attention": flash(True)}
     for name, mask in masks.items():
         cases[name] = kernel_attention(mask, length, options, "chunked")
-        if has_kernels():
-            cases[f"{name}, Pallas"] = on_kernels(cases[name])
     return with_projections(options, length, cases, "causal filter core")
 
 
@@ -307,7 +287,7 @@ def child_case(options):
 
 
 def plan(options):
-    """What is measured, in the order of its worth: group, length, dtype."""
+    """What is measured, in order: group, length, dtype."""
     lengths = {
         "attention": options.lengths,
         "linear": options.lengths,
@@ -315,7 +295,12 @@ def plan(options):
         "trees": [options.nodes],
         "fft": options.lengths,
     }
-    return [(g, n, dtype) for g, of_group in lengths.items() for n in of_group for dtype in DTYPES]
+    return [(g, n, dtype) for g in options.groups for n in lengths[g] for dtype in DTYPES]
+
+
+def place_of(group, length, dtype):
+    """A place in the plan, as the page names it."""
+    return f"{group}, n = {length}, {dtype}"
 
 
 def rendered(record):
@@ -374,12 +359,25 @@ def _losses(rows):
 
 
 def kept(file, run):
-    """The record in `file` with this run, which replaces one of the same device and backend."""
+    """The record in `file` with this run, joined to an earlier one with the same settings."""
     record = json.loads(file.read_text()) if file.exists() else {"runs": []}
-    key = ("device", "backend")
-    same = [run["settings"][name] for name in key]
-    others = [r for r in record["runs"] if [r["settings"][name] for name in key] != same]
-    return {"runs": [*others, run]}
+    places = {_place(row) for row in run["rows"]}
+    rows, left_out, others = [], [], []
+    for earlier in record["runs"]:
+        if earlier["settings"] != run["settings"]:
+            others.append(earlier)
+            continue
+        rows += [row for row in earlier["rows"] if _place(row) not in places]
+        left_out += earlier["left_out"]
+    rows += run["rows"]
+    places = {_place(row) for row in rows}
+    left_out = dict.fromkeys(one for one in left_out + run["left_out"] if one not in places)
+    joined = {"settings": run["settings"], "rows": rows, "left_out": list(left_out)}
+    return {"runs": [*others, joined]}
+
+
+def _place(row):
+    return place_of(row["group"], row["length"], row["dtype"])
 
 
 def parse(arguments=None):
@@ -389,6 +387,8 @@ def parse(arguments=None):
     add("--dense-limit", type=positive, default=8192, help="longest A that is formed")
     add("--model-length", type=positive, default=512, help="tokens of the text models")
     add("--nodes", type=positive, default=1000000, help="nodes of the trees")
+    groups = "what to measure, in this order"
+    add("--groups", choices=tuple(GROUPS), nargs="+", default=list(GROUPS), help=groups)
     add("--minutes", type=seconds_of, default=22.0, help="after which the rest is left out")
     add("--record", action="store_true", help="keep the numbers of this GPU in the repository")
     add("--quick", action="store_true", help="tiny sizes, to try the program on a CPU")
@@ -414,17 +414,17 @@ def main():
     settings = start(options)
     if options.record and settings["device"].lower() in ("cpu", ""):
         raise UsageError("--record needs a GPU: this is a CPU. Leave it out to try the program")
-    shown = ("backend", "device", "batch_size", "heads", "key_dim", "compile", "minutes", "quick")
+    shown = ("backend", "device", "batch_size", "heads", "key_dim", "compile", "quick")
     settings = {name: settings[name] for name in shown}
     end, rows, left_out = time.monotonic() + 60 * options.minutes, [], []
     options.dtype, at = DTYPES[0], {}
     if options.memory:  # first, while this process leaves the memory of the device free
         at = {"attention": options.lengths[-1] // 4, "models": options.model_length}
-    memory = {group: peaks(options, group, length) for group, length in at.items()}
+    memory = {group: peaks(options, group, at[group]) for group in options.groups if group in at}
     for group, length, dtype in plan(options):
         options.dtype = dtype
         if time.monotonic() > end:
-            left_out.append(f"{group}, n = {length}, {dtype}")
+            left_out.append(place_of(group, length, dtype))
             continue
         new = measured(options, group, length)
         for row in new:

@@ -1,4 +1,4 @@
-"""Whether operators run on Pallas kernels of jax: only if asked for, on a GPU or TPU."""
+"""Whether operators run on Pallas kernels of jax: only if asked for, on a TPU."""
 
 from typing import NamedTuple
 
@@ -8,9 +8,8 @@ from keras_graphattn.checks import flag
 
 
 class Kernels(NamedTuple):
-    """The form of the kernels, and whether they run step by step, as in tests on a CPU."""
+    """How the kernels run: step by step, as in tests on a CPU, or compiled."""
 
-    platform: str  # "gpu" or "tpu"
     interpret: bool = False
 
 
@@ -20,36 +19,33 @@ _chosen: Kernels | None = None
 def use_kernels(use: bool = True) -> None:
     """Lets operators run on Pallas kernels from now on, or no longer.
 
-    On a GPU or TPU, there is a kernel for kernel attention under `Causal`,
-    `Exponential(causal=True)` and `GatedDecay` masks, for lengths that are known and beyond 64
-    tokens. On a TPU, there is one for two products in a row with softmax attention in blocks, as
-    GFSA has them, for known lengths beyond one block, heads of at most 128 channels, and neither
-    biases nor windows. Both compute in float32. All other calls stay as they are, and so do calls
-    under a `keras.distribution`, because XLA cannot split a kernel over devices. Call this before a
-    model is compiled.
+    There is a kernel for kernel attention under `Causal`, `Exponential(causal=True)` and
+    `GatedDecay` masks, for lengths that are known and beyond 64 tokens. Another one is for two
+    products in a row with softmax attention in blocks, as GFSA has them, for known lengths beyond
+    one block, heads of at most 128 channels, and neither biases nor windows. Both compute in
+    float32. All other calls stay as they are, and so do calls under a `keras.distribution`, because
+    XLA cannot split a kernel over devices. Call this before a model is compiled.
 
-    The kernels give the values and gradients of the portable form: step by step on a CPU, and that
-    of decays also on an NVIDIA H200. No TPU has run them yet. Nobody has measured that they are
-    faster, so they are off by default.
+    Step by step on a CPU, the kernels give the values and gradients of the portable form. No TPU
+    has run them yet, and nobody has measured that they are faster, so they are off by default.
 
     Args:
         use: Whether to use them.
 
     Raises:
-        ValueError: If the backend is not JAX, or JAX has no GPU or TPU.
+        ValueError: If the backend is not JAX, or JAX has no TPU.
 
     Example:
 
     >>> use_kernels(False)
     """
     global _chosen
-    platform = _platform() if flag("use", use) else ""
-    if platform not in ("", "gpu", "tpu"):
+    if flag("use", use) and (platform := _platform()) != "tpu":
         raise ValueError(
-            "`use_kernels` needs JAX with a GPU or TPU: Pallas kernels run only there. Received: "
+            "`use_kernels` needs JAX with a TPU: the Pallas kernels run only there. Received: "
             f"{platform}. Leave the call out: the portable form gives equal results."
         )
-    _chosen = Kernels(platform) if platform else None
+    _chosen = Kernels() if use else None
 
 
 def chosen_kernels() -> Kernels | None:
@@ -63,4 +59,4 @@ def _platform() -> str:
     import jax
 
     platform: str = jax.default_backend()
-    return platform if platform in ("gpu", "tpu") else f"jax on {platform}"
+    return platform if platform == "tpu" else f"jax on {platform}"

@@ -1,11 +1,11 @@
-"""Causal kernel attention under a decay as one Pallas kernel, for jax on a GPU or TPU.
+"""Causal kernel attention under a decay as one Pallas kernel, for jax on a TPU.
 
     out_i = sum_(j <= i) exp(g_(j+1) + ... + g_i) (q_i . k_j) x_j
 
-A program has one head of one example. It takes the chunks in order, with the sum over all earlier
-chunks, (m, D), in fast memory: no sum of a chunk is ever written to the device's memory, as the
-portable form of `keras_graphattn.masks.chunked` does it. All sums of gates are sums of numbers that
-are at most 0, never differences, so nothing cancels.
+The chunks of a head run in order, and share the sum over all earlier chunks, (m, D), in fast
+memory. The portable form of `keras_graphattn.masks.chunked` writes each sum to the device's memory;
+this never does. All sums of gates are sums of numbers that are at most 0, never differences, so
+nothing cancels.
 
 The gradients are three calls of the same kernel. Those for keys and signal run from the last token
 to the first. Forward mode is refused, also of a gradient.
@@ -21,13 +21,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu, triton
+from jax.experimental.pallas import tpu
 
 from keras_graphattn.types import Float, Tensor
 
 CHUNK = 64  # tokens in a chunk
-COLUMNS = 64  # of the signal in a program of a GPU: the state must fit in its registers
-NARROWEST = 16  # of the matrices that a GPU multiplies
+NARROWEST = 16  # of the matrices that are multiplied
 SMALLEST = -110.0  # exp of it is 0 in float32; sums of less would lose digits
 
 Tensors = tuple[Tensor, ...]
@@ -38,7 +37,6 @@ def decayed_attention(
     key: Float[Tensor, "B T N m"],
     x: Float[Tensor, "B T N D"],
     log_gates: Float[Tensor, "B T N"],
-    platform: str,
     *,
     interpret: bool = False,
 ) -> Float[Tensor, "B T N D"]:
@@ -49,20 +47,19 @@ def decayed_attention(
         key: Features of the keys, (B, T, N, m).
         x: Signal of shape (B, T, N, D).
         log_gates: Logarithms of the gates, (B, T, N), at most 0.
-        platform: "gpu" or "tpu": the form of the kernel.
         interpret: Whether to run the kernel step by step on any device, for tests.
 
     Returns:
         A tensor of shape (B, T, N, D).
     """
     tensors = (query, key, x, jnp.maximum(log_gates, SMALLEST)[..., None])
-    outputs = _function(platform, interpret)(*map(heads_apart, tensors))
+    outputs = _function(interpret)(*map(heads_apart, tensors))
     return heads_together(outputs, len(query))
 
 
 @functools.lru_cache(maxsize=8)
-def _function(platform: str, interpret: bool) -> Callable[..., Tensor]:
-    run = functools.partial(_run, platform=platform, interpret=interpret)
+def _function(interpret: bool) -> Callable[..., Tensor]:
+    run = functools.partial(_run, interpret=interpret)
     attend: Any = jax.custom_vjp(run)
 
     def forward(*tensors: Tensor) -> tuple[Tensor, Tensors]:
@@ -99,7 +96,6 @@ def _run(
     x: Float[Tensor, "G T D"],
     gates: Float[Tensor, "G T 1"],
     *,
-    platform: str,
     interpret: bool,
 ) -> Float[Tensor, "G T D"]:
     """The kernel on whole chunks, with channels filled up with zeros to powers of two."""
@@ -112,8 +108,7 @@ def _run(
     from_here = jnp.flip(jnp.cumsum(jnp.flip(in_chunks, -1), axis=-1), -1)
     behind = jnp.pad(from_here[..., 1:], ((0, 0), (0, 0), (0, 1)))
     tensors += [gates, up_to.reshape(gates.shape), behind.reshape(gates.shape)]
-    call = _on_gpu if platform == "gpu" else _on_tpu
-    return call(tensors, interpret)[:, :length, :width]
+    return _in_chunks(tensors, interpret)[:, :length, :width]
 
 
 def heads_apart(x: Float[Tensor, "B T N _"]) -> Float[Tensor, "_ T _"]:
@@ -158,40 +153,7 @@ def _chunk(
     return outputs, jnp.exp(jnp.sum(gates)) * state + added
 
 
-def _on_gpu(tensors: list[Tensor], interpret: bool) -> Float[Tensor, "G T D"]:
-    """A loop over the chunks in one program for each head and some columns of the signal."""
-    query, _, x, *_ = tensors
-    groups, length, width = x.shape
-    columns, features = min(width, COLUMNS), query.shape[-1]
-
-    def kernel(*refs: Tensor) -> None:
-        *inputs, outputs = refs
-
-        def step(index: Tensor, state: Tensor) -> Tensor:
-            rows = pl.ds(index * CHUNK, CHUNK)
-            outputs[rows, :], state = _chunk(state, *(ref[rows, :] for ref in inputs))
-            return state
-
-        start = jnp.zeros((features, columns), x.dtype)
-        jax.lax.fori_loop(0, length // CHUNK, step, start)
-
-    def of_head(tensor: Tensor) -> pl.BlockSpec:
-        if tensor is x:
-            return pl.BlockSpec((None, length, columns), lambda group, part: (group, 0, part))
-        return pl.BlockSpec((None, length, tensor.shape[-1]), lambda group, _: (group, 0, 0))
-
-    return pl.pallas_call(
-        kernel,
-        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-        grid=(groups, width // columns),
-        in_specs=[of_head(tensor) for tensor in tensors],
-        out_specs=of_head(x),
-        interpret=interpret,
-        compiler_params=triton.CompilerParams(num_warps=4),
-    )(*tensors)
-
-
-def _on_tpu(tensors: list[Tensor], interpret: bool) -> Float[Tensor, "G T D"]:
+def _in_chunks(tensors: list[Tensor], interpret: bool) -> Float[Tensor, "G T D"]:
     """A grid of heads and chunks. The chunks of a head run in order, and share the state."""
     query, _, x, *_ = tensors
     groups, length, width = x.shape

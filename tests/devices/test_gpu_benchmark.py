@@ -42,12 +42,25 @@ def test_the_page_says_where_a_case_is_slower_and_what_is_left_out(gpu):
     assert "Time was up before these: trees." in page
 
 
-def test_a_second_run_of_a_device_replaces_the_first(gpu, tmp_path):
+def test_runs_with_the_same_settings_are_joined(gpu, tmp_path):
+    """What the second measures replaces the first's; what it leaves out stays."""
     file = tmp_path / "gpu.json"
-    runs = [{"settings": {"device": d, "backend": "jax"}, "rows": []} for d in ("A", "B", "A")]
-    for run in runs:
+
+    def joined(device, rows, left_out=()):
+        settings = {"device": device, "backend": "jax"}
+        run = {"settings": settings, "rows": rows, "left_out": list(left_out)}
         file.write_text(json.dumps(gpu.kept(file, run)))
-    assert json.loads(file.read_text())["runs"] == [runs[1], runs[0]]
+        return json.loads(file.read_text())["runs"]
+
+    old, far, gone = row("GFSA", 1024, 2.0), row("GFSA", 4096, 3.0), row("dropped", 1024, 9.0)
+    new = row("GFSA", 1024, 1.0)
+    trees, place = "trees, n = 9, float32", "attention, n = 4096, bfloat16"
+    assert joined("A", [old, gone], [place, trees])[0]["left_out"] == [place, trees]
+    (other,) = joined("B", [old])[1:]
+    first, last = joined("A", [far])
+    assert first == other
+    assert (last["rows"], last["left_out"]) == ([old, gone, far], [trees])
+    assert joined("A", [new], [place])[1] == {**last, "rows": [far, new]}
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""Pallas kernels equal the portable form; lowered for GPUs and TPUs.
+"""Pallas kernels equal the portable form; lowered for TPUs.
 
-They run step by step on a CPU. Where JAX has a GPU or TPU, they run on it as well.
+They run step by step on a CPU. Where JAX has a TPU, they run on it as well.
 """
 
 from unittest import mock
@@ -29,28 +29,14 @@ from tests.numerics import (
 )
 
 on_jax = pytest.mark.skipif(BACKEND != "jax", reason="Pallas is jax's")
-PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
-CALLS = {"gpu": "xla.gpu.triton", "tpu": "tpu_custom_call"}
-HERE = "the device here"
-PLATFORM = device_kernels._platform()
-
-
-def runs(platforms):
-    """Platforms whose kernels run step by step, and the device here if it is one of them."""
-    reason = f"no {' or '.join(platforms).upper()} is here"
-    here = pytest.mark.skipif(PLATFORM not in platforms, reason=reason)
-    return [*platforms, pytest.param(HERE, marks=here)]
-
-
-RUNS, OF_SWEEPS = runs(("gpu", "tpu")), runs(("tpu",))
+CALL = "tpu_custom_call"
+HAS_TPU = device_kernels._platform() == "tpu"
+on_tpu = pytest.mark.skipif(not HAS_TPU, reason="no TPU is here")
+RUNS = [
+    pytest.param(Kernels(interpret=True), id="step by step"),
+    pytest.param(Kernels(), id="here", marks=on_tpu),
+]
 BATCH, HEADS = 2, 2
-
-
-def chosen(run):
-    """The kernels of a platform, step by step, or those of the device here."""
-    if run == HERE:
-        return Kernels(PLATFORM)
-    return Kernels(run, interpret=True)
 
 
 def of_form(kind):
@@ -91,7 +77,7 @@ def test_the_kernel_equals_the_portable_form(kind, length, run, monkeypatch):
     function, shapes = of_form(kind)
     given = arrays(length, shapes)
     expected, gradients = value_and_gradients(function, *given)
-    monkeypatch.setattr(device_kernels, "_chosen", chosen(run))
+    monkeypatch.setattr(device_kernels, "_chosen", run)
     found, own = value_and_gradients(function, *given)
     assert_close(found, expected, 1e-5)
     if "gates" in kind:  # a gradient for a closed gate is rounding
@@ -114,7 +100,7 @@ def twice(visibility):
 
 @on_jax
 @pytest.mark.slow
-@pytest.mark.parametrize("run", OF_SWEEPS)
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 @pytest.mark.parametrize("masked", ["nothing", "causal", "padded", "causal and padded"])
 def test_two_sweeps_equal_the_portable_form(masked, scale, run, monkeypatch):
@@ -128,7 +114,7 @@ def test_two_sweeps_equal_the_portable_form(masked, scale, run, monkeypatch):
     function = twice(seen._replace(causal="causal" in masked))
     arrays = [scale * query, key, x]
     expected, gradients = value_and_gradients(function, *arrays)
-    monkeypatch.setattr(device_kernels, "_chosen", chosen(run))
+    monkeypatch.setattr(device_kernels, "_chosen", run)
     swept = mock.Mock(wraps=blockwise._swept)
     monkeypatch.setattr(blockwise, "_swept", swept)
     found, own = value_and_gradients(function, *arrays)
@@ -143,7 +129,7 @@ def test_two_sweeps_equal_the_portable_form(masked, scale, run, monkeypatch):
 
 @on_jax
 @pytest.mark.slow
-@pytest.mark.parametrize("run", OF_SWEEPS)
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_two_sweeps_in_half_precision(dtype, run, monkeypatch):
     generator = np.random.default_rng(3)
@@ -152,13 +138,13 @@ def test_two_sweeps_in_half_precision(dtype, run, monkeypatch):
     )
     operator = BlockwiseOperator(query, key, block_size=64)
     expected = operator.twice(x)
-    monkeypatch.setattr(device_kernels, "_chosen", chosen(run))
+    monkeypatch.setattr(device_kernels, "_chosen", run)
     for one, other in zip(operator.twice(x), expected, strict=True):
         assert one.dtype == x.dtype
         assert_close(ops.cast(one, "float32"), ops.cast(other, "float32"), 2e-2)
 
 
-@pytest.mark.parametrize("kind", ["entries", "window", "short", "wide", "on a GPU"])
+@pytest.mark.parametrize("kind", ["entries", "window", "short", "wide"])
 def test_sweeps_leave_other_calls_to_the_portable_form(kind, monkeypatch):
     length, width = 90 if kind == "short" else 140, 130 if kind == "wide" else 4
     query, key, x = np.random.default_rng(0).standard_normal((3, 1, length, 1, width))
@@ -167,13 +153,13 @@ def test_sweeps_leave_other_calls_to_the_portable_form(kind, monkeypatch):
         window=5 if kind == "window" else None,
     )
     operator = BlockwiseOperator(*map(ops.convert_to_tensor, (query, key)), seen, block_size=64)
-    monkeypatch.setattr(device_kernels, "_chosen", Kernels("gpu" if "GPU" in kind else "tpu"))
+    monkeypatch.setattr(device_kernels, "_chosen", Kernels())
     assert operator._kernels(ops.convert_to_tensor(x)) is None
 
 
 @on_jax
 @pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS[::2])
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("mask", [masks.GatedDecay, lambda: masks.Exponential(2, causal=True)])
 def test_a_layer_with_padding_gives_the_same(mask, run, monkeypatch):
     layer = layers.MaskedKernelAttention(HEADS, 4, mask=mask(), filter="first_order")
@@ -183,7 +169,7 @@ def test_a_layer_with_padding_gives_the_same(mask, run, monkeypatch):
     kept = np.arange(71)[None] < np.array([[71], [50]])
     call = {"query_mask": kept, "value_mask": kept}
     expected, gradients = layer_value_and_gradients(layer, tokens, **call)
-    monkeypatch.setattr(device_kernels, "_chosen", chosen(run))
+    monkeypatch.setattr(device_kernels, "_chosen", run)
     found, own = layer_value_and_gradients(layer, tokens, **call)
     assert_close(found, expected, 1e-5)
     assert_all_close(own, gradients, 1e-5)
@@ -191,12 +177,11 @@ def test_a_layer_with_padding_gives_the_same(mask, run, monkeypatch):
 
 @on_jax
 @pytest.mark.slow
-@pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_kernel_and_its_gradients_are_lowered(platform, monkeypatch):
-    monkeypatch.setattr(device_kernels, "_chosen", Kernels(platform))
+def test_the_kernel_and_its_gradients_are_lowered(monkeypatch):
+    monkeypatch.setattr(device_kernels, "_chosen", Kernels())
     function, shapes = of_form("gates")
     given = arrays(130, shapes, features=64, width=66)
-    assert CALLS[platform] in lowered_text(jax_gradient(function, 4), platform, *given)
+    assert CALL in lowered_text(jax_gradient(function, 4), *given)
 
 
 def jax_gradient(function, count):
@@ -205,37 +190,27 @@ def jax_gradient(function, count):
     return jax.grad(lambda *x: function(*x).sum(), tuple(range(count)))
 
 
-def lowered_text(step, platform, *arrays):
-    """The program of a step for a platform that is not here."""
+def lowered_text(step, *arrays):
+    """The program of a step for a TPU, which is not here."""
     import jax
-    from jax.export import DisabledSafetyCheck, export
-    from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
-    # jax does not promise that modules with these kernels run on later releases
-    checks = [DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
-    lowered = export(jax.jit(step), platforms=[PLATFORMS[platform]], disabled_checks=checks)
-    if platform != "gpu":
-        return lowered(*arrays).mlir_module()
-    device = AbstractDevice("NVIDIA H100", None, "gpu")  # jax 0.11 asks which GPU it is for
-    mesh = AbstractMesh((1,), ("devices",), (AxisType.Auto,), abstract_device=device)
-    with use_abstract_mesh(mesh):
-        return lowered(*arrays).mlir_module()
+    return jax.export.export(jax.jit(step), platforms=["tpu"])(*arrays).mlir_module()
 
 
 @on_jax
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_two_sweeps_and_their_gradients_are_lowered(causal, monkeypatch):
-    monkeypatch.setattr(device_kernels, "_chosen", Kernels("tpu"))
+    monkeypatch.setattr(device_kernels, "_chosen", Kernels())
     function = twice(Visibility(causal=causal))
     arrays = np.random.default_rng(0).standard_normal((3, 2, 150, 2, 66)).astype("float32")
     step = jax_gradient(function, 3)
-    assert lowered_text(step, "tpu", *arrays).count(CALLS["tpu"]) == 2
+    assert lowered_text(step, *arrays).count(CALL) == 2
 
 
-@pytest.mark.skipif(PLATFORM in PLATFORMS, reason="a GPU or TPU is here")
+@pytest.mark.skipif(HAS_TPU, reason="a TPU is here")
 def test_kernels_are_refused_without_a_device():
-    with pytest.raises(ValueError, match=f"needs JAX with a GPU or TPU.*{BACKEND}"):
+    with pytest.raises(ValueError, match=f"needs JAX with a TPU.*{BACKEND}"):
         use_kernels()
     use_kernels(False)
     assert chosen_kernels() is None
@@ -245,7 +220,7 @@ def test_kernels_are_refused_without_a_device():
 def test_kernels_are_not_used_where_tensors_are_distributed(monkeypatch):
     import keras
 
-    monkeypatch.setattr(device_kernels, "_chosen", Kernels("gpu"))
-    assert chosen_kernels() == Kernels("gpu")
+    monkeypatch.setattr(device_kernels, "_chosen", Kernels())
+    assert chosen_kernels() == Kernels()
     with keras.distribution.DataParallel().scope():
         assert chosen_kernels() is None

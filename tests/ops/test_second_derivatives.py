@@ -140,13 +140,13 @@ def decayed(q, k, x, gates):
         return attention_by_form(q, k, x, Form(causal=True, log_gates=log_gates))
     from keras_graphattn.operators.pallas_decay import decayed_attention
 
-    return decayed_attention(q, k, x, log_gates, "gpu", interpret=True)
+    return decayed_attention(q, k, x, log_gates, interpret=True)
 
 
 def swept(q, k, x):
     """Attention applied twice, on jax by the Pallas kernels, which run step by step."""
     operator = BlockwiseOperator(q, k, Visibility(causal=True), block_size=64)
-    kernels = Kernels("tpu", interpret=True) if BACKEND == "jax" else None
+    kernels = Kernels(interpret=True) if BACKEND == "jax" else None
     with mock.patch.object(device_kernels, "_chosen", kernels):
         once, second = operator.twice(x)
     return once * second
