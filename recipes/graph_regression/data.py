@@ -1,4 +1,4 @@
-"""Molecules with a number to predict: ZINC from files, or generated graphs like molecules.
+"""Molecules with a number to predict: ZINC or PCQM4M from files, or generated graphs like them.
 
 A generated molecule is a random tree of 10 to 24 atoms, with up to three rings.
 No two rings share a bond. Then atoms get types, and some bonds become double or triple; no atom has
@@ -8,6 +8,7 @@ The input of Graphormer is here, too: the types of the bonds along shortest path
 """
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from scipy.sparse.csgraph import shortest_path
 from keras_graphattn.graphs import Graph
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.graphs import GraphProblem
+from recipes.common.data.pcqm4m import BOND_TYPES, read_pcqm4m
+from recipes.common.data.sources import refuse_missing
 from recipes.common.data.zinc import PARTS, Molecule, read_zinc
 
-MADE, SUBSET, FULL = "made", "zinc", "zinc_full"  # data sets
+MADE, SUBSET, FULL, QUANTUM = "made", "zinc", "zinc_full", "pcqm4m"  # data sets
 BONDS = 3  # types of bonds: single, double, triple
 ZINC_ATOMS, LARGEST_DEGREE = 28, 6
 
@@ -35,7 +38,7 @@ def load(options: argparse.Namespace) -> GraphProblem:
     """The three splits.
 
     Raises:
-        UsageError: If ZINC's files cannot be read.
+        UsageError: If the files of ZINC or PCQM4M cannot be read.
     """
     if options.dataset == MADE:
         sizes = (options.train_examples, options.evaluation_examples, options.evaluation_examples)
@@ -44,6 +47,8 @@ def load(options: argparse.Namespace) -> GraphProblem:
             for part, size in enumerate(sizes)
         ]
         return GraphProblem(MADE, [], *splits)
+    if options.dataset == QUANTUM:
+        return _quantum(options)
     if options.data_dir is None:
         files = ", ".join(f"{name}.pickle" for name in PARTS.values())
         raise UsageError(f"--dataset {options.dataset} needs --data-dir, with {files} in it")
@@ -58,6 +63,38 @@ def load(options: argparse.Namespace) -> GraphProblem:
     except (OSError, ValueError) as error:
         raise UsageError(f"--dataset {options.dataset} cannot be read: {error}") from error
     return GraphProblem(options.dataset, [], *splits)
+
+
+def _quantum(options: argparse.Namespace) -> GraphProblem:
+    """PCQM4M: a part of its training molecules to validate on, its validation molecules to test."""
+    refuse_missing({"rdkit": "rdkit"})
+    if options.data_dir is None:
+        raise UsageError(
+            f"--dataset {QUANTUM} needs --data-dir, with split_dict.pt and raw/data.csv.gz in it"
+        )
+    try:
+        parts = read_pcqm4m(options.data_dir, options.train_examples, options.data_seed)
+    except FileNotFoundError as error:
+        missing = Path(error.filename).name
+        raise UsageError(f"--data-dir {options.data_dir} has no {missing}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--dataset {QUANTUM} cannot be read: {error}") from error
+    training, test = parts.values()
+    random = np.random.default_rng([options.data_seed, 1])
+    order = random.permutation(len(training))
+    held_out = math.ceil(options.validation_fraction * len(training))
+    if held_out == len(training):
+        raise UsageError(
+            f"--validation-fraction {options.validation_fraction} leaves none of the "
+            f"{len(training)} training molecules to train on"
+        )
+    validation, train = ([training[i] for i in np.sort(p)] for p in np.split(order, [held_out]))
+    return GraphProblem(QUANTUM, [], train, validation, test)
+
+
+def bond_types(options: argparse.Namespace) -> int:
+    """The number of types of bonds of a data set."""
+    return BOND_TYPES if options.dataset == QUANTUM else BONDS
 
 
 def graph_of(molecule: Molecule, atom_types: int) -> Graph:

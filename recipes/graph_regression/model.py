@@ -28,7 +28,7 @@ from recipes.common.training.layers import block, masked_mean, named_seed
 from recipes.common.training.measures import absolute_error_and_metrics
 from recipes.common.training.optimizers import WarmUpLinearDecay, with_rates
 from recipes.common.training.runs import Training
-from recipes.graph_regression.data import BONDS, bonds_on_paths
+from recipes.graph_regression.data import bond_types, bonds_on_paths
 
 Tensor = Any
 
@@ -38,7 +38,8 @@ def prepare(trial: Trial) -> Training:
     options, model, batches = trial.options, build(trial), batches_for(trial)
     steps = options.epochs * batches[0].num_batches
     rate = WarmUpLinearDecay(options.learning_rate, options.warm_up, steps)
-    optimizer = keras.optimizers.AdamW(rate, weight_decay=options.weight_decay)
+    decay, clip = options.weight_decay, options.clip
+    optimizer = keras.optimizers.AdamW(rate, weight_decay=decay, global_clipnorm=clip)
     model.compile(optimizer=with_rates(optimizer, model), **absolute_error_and_metrics())
     return Training(model, *batches)
 
@@ -111,7 +112,7 @@ def _bias(options: argparse.Namespace) -> biases.Bias:
     distances = biases.ShortestPath(options.max_distance, name="distance")
     bias: biases.Bias
     if options.bias == "graphormer":
-        edges = biases.EdgePath(BONDS, options.hops, name="edge")
+        edges = biases.EdgePath(bond_types(options), options.hops, name="edge")
         bias = biases.Sum([distances, edges], name="bias")
     elif options.bias == "grit":
         bias = biases.WalkProbabilities(options.bias_steps, name="bias")

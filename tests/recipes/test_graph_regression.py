@@ -1,3 +1,4 @@
+import gzip
 import os
 import pickle
 
@@ -7,6 +8,7 @@ import pytest
 
 from keras_graphattn.graphs import Graph, precompute
 from recipes.common.command.parsing import UsageError
+from recipes.common.data import pcqm4m
 from recipes.common.data.zinc import Molecule, read_zinc
 from recipes.graph_regression import data
 from recipes.graph_regression.__main__ import RECIPE
@@ -153,6 +155,85 @@ def test_molecules_that_cannot_be_read_are_refused(bonds, index, words, tmp_path
         loaded(tmp_path, "zinc")
 
 
+SMILES = ("Cl[C@H](/C=C/C)Br", "c1ccccc1", "C", "[NH4+]", "CC#N", "OC=O", "CCO", "CO")
+
+
+def write_pcqm4m(folder, splits=None, rows=None):
+    """Eight molecules: six to train on, one to validate on, one whose number is not public."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("rdkit")
+    rows = rows or [f"{i},{one},{i}.5" for i, one in enumerate(SMILES[:7])] + [f"7,{SMILES[7]},"]
+    (folder / "raw").mkdir(exist_ok=True)
+    table = "\n".join(["idx,smiles,homolumogap", *rows])
+    (folder / "raw" / "data.csv.gz").write_bytes(gzip.compress(table.encode()))
+    splits = splits or {"train": np.arange(6), "valid": np.array([6]), "test-dev": np.array([7])}
+    torch.save(splits, folder / "split_dict.pt")
+    return folder
+
+
+def test_features_of_atoms_and_bonds_are_those_of_ogb():
+    """The chiral carbon, and the double bond, are the examples in OGB's own code."""
+    chem = pytest.importorskip("rdkit.Chem")
+    atoms, bonds, types = pcqm4m._numbers(chem.MolFromSmiles(SMILES[0]))
+    assert atoms[1].tolist() == [5, 2, 4, 5, 1, 0, 2, 0, 0, 3]
+    assert bonds[2].tolist() == [2, 3]
+    kinds = np.unravel_index(types[2], [len(v) + o for _, v, o in pcqm4m.BOND_VALUES])
+    assert [int(kind) for kind in kinds] == [1, 2, 0]
+    aromatic = pcqm4m._numbers(chem.MolFromSmiles("c1ccccc1"))
+    assert len(aromatic[2]) == 6
+    assert (aromatic[0][:, 7:9] == 1).all()
+    charged = pcqm4m._numbers(chem.MolFromSmiles("[NH4+]"))[0]
+    assert charged[0].tolist() == [6, 0, 4, 6, 4, 0, 2, 0, 0, 0]
+
+
+def test_pcqm4m_is_divided_as_its_files_say(tmp_path):
+    write_pcqm4m(tmp_path)
+    problem = loaded(tmp_path, "pcqm4m")
+    sizes = {name: len(part) for name, part in problem.splits.items()}
+    assert sizes == {"train": 5, "validation": 1, "test": 1}
+    labels = [float(graph.label) for graph in problem.train + problem.validation]
+    assert sorted(labels) == [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]
+    assert float(problem.test[0].label) == 6.5
+    by_label = {float(graph.label): graph for graph in problem.train + problem.validation}
+    assert by_label[1.5].edges.shape == (6, 2)
+    assert by_label[2.5].edges.shape == (0, 2)
+    # one column for each value that occurs: each atom has one value of each feature
+    features = np.concatenate([graph.node_features for graph in by_label.values()])
+    assert (features.sum(axis=1) == len(pcqm4m.ATOM_VALUES)).all()
+    together = np.concatenate([features, problem.test[0].node_features])
+    assert together.any(axis=0).all()
+    drawn = [
+        data.load(RECIPE.parse(f"--dataset pcqm4m --data-dir {tmp_path} {more}".split()))
+        for more in ("--train-examples 3", "--validation-fraction 0")
+    ]
+    assert [[len(part) for part in one.splits.values()] for one in drawn] == [[2, 1, 1], [6, 0, 1]]
+    assert set(drawn[1].chance().levels) == {"training", "test"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rows": ["0,C,1", "1,not a molecule,2"]}, "molecule 1: RDKit cannot read 'not a mol"),
+        ({"rows": ["0,C,1", "1,C,"]}, "molecule 1: homolumogap must be a number"),
+        ({"rows": ["0,C,1"]}, "has no molecule 1"),
+        ({"splits": {"train": np.array([0, 1]), "valid": np.array([1])}}, "in both parts"),
+        ({"splits": {"train": np.array([0])}}, "dictionary of arrays.*valid"),
+        ({"splits": {"train": np.array([-1]), "valid": np.array([1])}}, "numbers of molecules"),
+        ({"splits": [Harmful()]}, "mkdir is not allowed"),
+    ],
+)
+def test_files_that_are_not_pcqm4m_are_refused(change, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    splits = {"train": np.array([0]), "valid": np.array([1])}
+    write_pcqm4m(tmp_path, **{"splits": splits, **change})
+    with pytest.raises(UsageError, match=f"pcqm4m cannot be read: .*{words}"):
+        loaded(tmp_path, "pcqm4m")
+    assert not (tmp_path / "harmful").exists()
+    (tmp_path / "split_dict.pt").unlink()
+    with pytest.raises(UsageError, match=r"has no split_dict\.pt"):
+        loaded(tmp_path, "pcqm4m")
+
+
 TINY = (
     *("--train-examples", "8", "--evaluation-examples", "4", "--batch-size", "4"),
     *("--layers", "1", "--heads", "2", "--key-dim", "2", "--feed-forward", "4"),
@@ -180,3 +261,17 @@ def test_runs_report_the_absolute_error_and_that_of_the_median(tmp_path, capsys)
         predicted = to_numpy(model(inputs))[:, 0]
         errors += np.abs(predicted - numbers)[weights > 0].tolist()
     assert np.mean(errors) == pytest.approx(best["test_mean_absolute_error"], abs=1e-5)
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_all_training_molecules_of_pcqm4m_are_trained_on_as_published(tmp_path, capsys):
+    asked = f"--dataset pcqm4m --data-dir {write_pcqm4m(tmp_path)} --published --epochs 2 "
+    asked += f"--cache-dir {tmp_path / 'cache'} --attention gfsa --skip-saved-model --verbose 0 "
+    asked += "--layers 1 --heads 2 --key-dim 2 --feed-forward 4"
+    results = run(RECIPE, tmp_path / "out", asked)
+    assert "published, softmax and GFSA" in capsys.readouterr().out
+    assert results["graphs"] == {"train": 6, "test": 1}
+    assert results["tested_at"] == "the last epoch"
+    assert results["protocol"] == "published"
+    (one,) = results["runs"]
+    assert one["chosen_epoch"] == one["epochs"] == 2

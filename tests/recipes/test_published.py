@@ -137,6 +137,9 @@ def image_classification_cases():
 def graph_regression_cases():
     published = "--dataset zinc --data-dir x --published --epochs 3"
     yield published, OF_ZINC, {"gfsa": first_order(order=2)}, ["epochs 3 (published: 10000)"]
+    base = {**OF_ZINC, "heads": 32, "key_dim": 24, "feed_forward": 768, "validation_fraction": 0}
+    published = "--dataset pcqm4m --data-dir x --published"
+    yield published, base, {"gfsa": first_order(order=2)}, []
 
 
 def motif_detection_cases():

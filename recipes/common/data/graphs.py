@@ -17,7 +17,8 @@ from recipes.common.data.chance import Chance, of_accuracy
 class GraphProblem:
     """A task on whole graphs. The label of a graph is the number of its class.
 
-    Without classes, the label is the number to predict.
+    Without classes, the label is the number to predict. Where all data is to train, there are no
+    validation graphs.
     """
 
     task: str
@@ -56,7 +57,9 @@ class GraphProblem:
         median = np.median(numbers_of(self.train))
         parts = {"training": self.train, "validation": self.validation, "test": self.test}
         errors = {
-            name: float(np.abs(numbers_of(part) - median).mean()) for name, part in parts.items()
+            name: float(np.abs(numbers_of(part) - median).mean())
+            for name, part in parts.items()
+            if part
         }
         return Chance("always the median of the training data", errors)
 
@@ -88,15 +91,18 @@ def batches_of_parts(
     seed: int,
     buckets: int = 4,
     pairs: Callable[[list[Graph]], dict[str, Any]] | None = None,
-) -> list[GraphBatches]:
+) -> list[GraphBatches | None]:
     """Batches of the three parts, padded alike; the seed orders the training graphs.
 
-    `pairs` makes the arrays of pairs of nodes of some graphs.
+    A part without graphs has none. `pairs` makes the arrays of pairs of nodes of some graphs.
     """
     sizes = problem.sizes(buckets)
     shared = {"sizes": sizes, "edge_sizes": problem.edge_sizes(sizes)}
-    batches = []
+    batches: list[GraphBatches | None] = []
     for part, graphs in problem.splits.items():
+        if not graphs:
+            batches.append(None)
+            continue
         more = {**shared, "seed": seed if part == "train" else None}
         arrays = None if pairs is None else pairs(graphs)
         batches.append(batches_of(graphs, inputs, options, pair_arrays=arrays, **more))
