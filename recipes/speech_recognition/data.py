@@ -273,8 +273,7 @@ def digits(options: argparse.Namespace) -> dict[str, list[Recording]]:
     """Sequences of 3 to 7 spoken digits of one speaker, joined with pauses, gains and noise.
 
     The speakers are in the order of their names: all but two to train, then one to validate and one
-    to test. Training also has each recording of its speakers alone. The files are those of the Free
-    Spoken Digit Dataset, `<digit>_<speaker>_<n>.wav`.
+    to test. The files are those of the Free Spoken Digit Dataset, `<digit>_<speaker>_<n>.wav`.
     """
     place = options.data_dir / "recordings"
     place = place if place.is_dir() else options.data_dir
@@ -298,20 +297,13 @@ def digits(options: argparse.Namespace) -> dict[str, list[Recording]]:
         "test": (speakers[-1:], held_out),
     }
     random = np.random.default_rng(options.data_seed)
-    recordings = {
+    return {
         part: [
             _sequence(f"{part}-{number}", found[names[number % len(names)]], random)
             for number in range(count)
         ]
         for part, (names, count) in parts.items()
     }
-    recordings["train"] += [
-        _joined(f"train-{speaker}-{digit}-{number}", [digit], [one], random)
-        for speaker in speakers[:-2]
-        for digit, takes in found[speaker].items()
-        for number, one in enumerate(takes)
-    ]
-    return recordings
 
 
 def _sequence(

@@ -86,7 +86,8 @@ class LengthMask(layers.Layer):
 class UtteranceNorm(layers.Layer):
     """Features (B, T, F) less their mean over the real frames, over their standard deviation.
 
-    Each bin of each utterance has its own; padding becomes 0.
+    Each bin of each utterance has a mean of its own. The bins of an utterance share one deviation,
+    so that bins with little sound stay small. Padding becomes 0.
     """
 
     def call(self, features: Tensor, frame_mask: Tensor) -> Tensor:
@@ -99,7 +100,8 @@ class UtteranceNorm(layers.Layer):
         centred = features - mean(features)
         # the rest that rounding leaves, which depends on the length of the padding
         centred = ops.where(real, centred - mean(centred), 0.0)
-        return centred / ops.sqrt(mean(ops.square(centred)) + 1e-2)
+        variance = ops.mean(mean(ops.square(centred)), axis=-1, keepdims=True)
+        return centred / ops.sqrt(variance + 1e-2)
 
     def compute_output_shape(self, features_shape: Any, *_: Any) -> Any:
         return features_shape
