@@ -5,15 +5,18 @@
         --lengths 1000 3000 --dense-limit 3000 --times
     KERAS_BACKEND=torch python benchmarks/graph_memory.py --masks edges --heads 4 --columns 16 \
         --key-dim 16 --lengths 3000 10000 100000 --dense-limit 3000 --times
+    KERAS_BACKEND=torch python benchmarks/graph_memory.py --masks layers --heads 8 --key-dim 8 \
+        --walks 50 --lengths 1000 3000 10000 --dense-limit 3000 --times
 
 A random graph with `--degree` edges at each node. "product" is M x with `--columns` columns,
 "attention" is masked kernel attention with ReLU features of width `--key-dim` and values with
 `--columns` columns, and "dense product" is M x by the matrix, up to `--dense-limit` nodes. Weights
 of the mask get their gradients. "edges" is no mask but softmax attention along the edges, with
 `--heads` heads: once, as three applications of A, and dense, with the edges as a mask of pairs.
-The peak is that of a process of its own, which also draws the walks, less that of a process that
-does nothing. The exponents are printed at the end. `--times` adds times, in milliseconds of this
-machine.
+"layers" is whole layers of nodes with `--columns` features: graph attention (GAT), and GKAT with
+`--walks` walks from each node, dense and with random features. The peak is that of a process of
+its own, which also draws the walks, less that of a process that does nothing. The exponents are
+printed at the end. `--times` adds times, in milliseconds of this machine.
 """
 
 import math
@@ -35,7 +38,7 @@ from measure import (
     write_results,
 )
 
-MASKS = ("random_features", "random_walk", "diffusion", "edges")
+MASKS = ("random_features", "random_walk", "diffusion", "edges", "layers")
 OWN_OPTIONS = ("columns", "degree", "walks", "feature_chunk")
 
 
@@ -62,8 +65,8 @@ def mask_of(name, count, options):
 
 def case_of(name, kind, count, options):
     """A function and its arrays; the mask's weights are arguments, so that they get gradients."""
-    if name == "edges":
-        return edge_case(kind, count, options)
+    if name in CASES:
+        return CASES[name](kind, count, options)
     import keras
     from keras import ops
 
@@ -114,7 +117,43 @@ def edge_case(kind, count, options):
     return function, [keras.random.normal(shape, seed=i) for i, shape in enumerate(shapes)]
 
 
+def layer_case(kind, count, options):
+    """A layer as a function of the nodes and its weights, and these."""
+    import keras
+    from keras import ops
+
+    from keras_graphattn.layers import GraphKernelAttention
+    from keras_graphattn.masks import RandomWalk
+    from recipes.common.training.graph_layers import GraphAttention
+
+    edges, sizes = graph_of_degree(count, options.degree), (options.heads, options.key_dim)
+    nodes = keras.random.normal((1, count, options.columns), seed=0)
+    if kind == "GAT":
+        layer, given = GraphAttention(*sizes), [ops.convert_to_tensor(edges[None], "int32")]
+    else:
+        mask = RandomWalk(edges, num_nodes=count, num_walks=options.walks, seed=0)
+        features = {"feature_map": "favor", "feature_chunk": options.feature_chunk}
+        features = features if kind == FACTORED else {}
+        width = options.heads * options.key_dim
+        layer = GraphKernelAttention(*sizes, mask=mask, output_shape=width, **features)
+        given = []
+    layer.build(nodes.shape)
+    variables = layer.trainable_variables
+
+    def function(nodes, *weights):
+        with keras.StatelessScope(state_mapping=list(zip(variables, weights, strict=True))):
+            return layer(nodes, *given)
+
+    return function, [nodes, *map(ops.convert_to_tensor, variables)]
+
+
+FACTORED = "GKAT, random features"
+CASES = {"edges": edge_case, "layers": layer_case}
+
+
 def kinds_of(name, count, options):
+    if name == "layers":
+        return ["GAT", FACTORED, *["GKAT, dense"] * (count <= options.dense_limit)]
     if name == "edges":
         return ["once", "three hops", *["dense"] * (count <= options.dense_limit)]
     return ["product", "attention", *["dense product"] * (count <= options.dense_limit)]
