@@ -108,8 +108,31 @@ def test_attentions_are_compared_over_data_sets_each_counted_once(tmp_path):
     gains = results.gains_by_data(files, "gfsa", "softmax")
     expected = [20.0, 5.0, -100 / 70, 10.0, 10.0]  # a lower perplexity is better
     assert gains[:5] == pytest.approx(expected)
-    section = results.over_data_sets(files)
+    (one,) = results.over_data_sets(files)
     p = scipy.stats.wilcoxon(expected).pvalue
-    assert f"| GFSA | softmax | 5 | 4 | +10.0 % | {p:.3f} |" in section
-    assert section.count("GFSA") == 1
-    assert "GFSA" not in results.over_data_sets(files[2:6])  # too few
+    assert one.row() == f"| GFSA | softmax | 5 | 4 | +10.0 % | {p:.3f} | {p:.3f} |"
+    assert not results.over_data_sets(files[2:6])  # too few
+
+
+def test_p_is_corrected_for_the_number_of_comparisons(tmp_path):
+    """By Holm: the smallest p times their number, the next times one less, never falling."""
+    gains = {"gfsa": [1, 2, 3, 4, 5, 6, 7], "agf": [1, -2, 3, 4, 5, 6, 7], "linear": [1, -2] * 3}
+    files = [
+        file_of(
+            *(tmp_path, "recipe", f"data{i}", "accuracy"),
+            {
+                "softmax": 1.0,
+                **{name: 1 + each[i] for name, each in gains.items() if i < len(each)},
+            },
+        )
+        for i in range(7)
+    ]
+    found = {one.attention: one for one in results.over_data_sets(files)}
+    p = {name: scipy.stats.wilcoxon(each).pvalue for name, each in gains.items()}
+    assert p["gfsa"] < p["agf"] < p["linear"]
+    expected = [3 * p["gfsa"], max(3 * p["gfsa"], 2 * p["agf"]), min(p["linear"], 1.0)]
+    assert [found[name].corrected for name in gains] == pytest.approx(expected)
+    words = results.in_words(list(found.values()))
+    assert "GFSA against softmax is better on 7 of 7 data sets: p = 0.016" in words
+    assert "No other comparison" in words
+    assert "No comparison is below" in results.in_words([found["linear"]])

@@ -240,6 +240,38 @@ def test_digits_of_three_speakers_are_never_mixed(tmp_path):
         RECIPE.load(options_of(f"--dataset digits --data-dir {tmp_path / 'few'}"))
 
 
+def test_librispeech_of_tensorflow_datasets(tmp_path):
+    """Its data, in the form of its builder: six utterances in each part."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    asked = options_of("--dataset librispeech --tokens character")
+
+    def examples(builder, *_, **__):
+        import tensorflow as tf
+
+        sizes = tf.range(1600, 2200, 100)
+        numbers = tf.data.Dataset.from_tensor_slices(sizes)
+        return numbers.map(
+            lambda size: {
+                "speech": tf.cast(tf.range(size) % 1000, builder.info.features["speech"].dtype),
+                "text": "A B",
+                "id": tf.strings.as_string(size),
+                "speaker_id": tf.constant(1, tf.int64),
+                "chapter_id": tf.constant(1, tf.int64),
+            }
+        )
+
+    with tfds.testing.mock_data(as_dataset_fn=examples, data_dir=str(tmp_path)):
+        problem = data.load(asked)
+    assert list(problem.splits) == ["train", "validation", "test-clean", "test-other"]
+    assert [len(split) for split in problem.splits.values()] == [6] * 4
+    assert problem.train.lengths.tolist() == [*range(1600, 2200, 100)]
+    np.testing.assert_allclose(
+        problem.train.samples(1), (np.arange(1700) % 1000 / 32768).astype("float32")
+    )
+    assert problem.train.recordings[0].name == "1600"
+    assert problem.test.texts == ["A B"] * 6
+
+
 def write_folder(folder, change=None):
     """A folder of six recordings, of which the first one is changed."""
     random = np.random.default_rng(0)
