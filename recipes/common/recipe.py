@@ -173,6 +173,9 @@ class Recipe(abc.ABC):
         model.set_weights(trained.get_weights())
         return model
 
+    def compare(self, runs: Sequence[Run]) -> None:  # noqa: B027
+        """Adds to `reported` of each run what is known only of all runs together."""
+
     def write_more(  # noqa: B027
         self, output: Path, runs: Sequence[Run], best: "keras.Model", problem: Any, options: Any
     ) -> None:
@@ -333,6 +336,7 @@ class Recipe(abc.ABC):
         if not is_writer(options):
             return
         runs = finished_runs(output, self.attentions, criterion)
+        self.compare(runs)
         results = report.write_results(output, facts, settings, runs, self.packages)
         title = self.title(problem, options)
         chance = problem.chance() if hasattr(problem, "chance") else None

@@ -4,7 +4,7 @@ Does not import Keras itself.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recipes.common.attentions import Settings
@@ -12,6 +12,7 @@ from recipes.common.command.options import add_published
 from recipes.common.command.parsing import at_least, number_in, run_program
 from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import ClassifierOfGraphs
+from recipes.common.training.records import Run
 
 if TYPE_CHECKING:
     from recipes.common.data.graphs import GraphProblem
@@ -100,8 +101,23 @@ class MotifDetection(ClassifierOfGraphs):
     def folder(self, options: argparse.Namespace) -> str:
         return options.task + ("-published" if options.published else "")
 
+    def compare(self, runs: Sequence[Run]) -> None:
+        """The accuracy within the time of GKAT with the same seed, where all seeds have both."""
+        limits = {run.seed: run.seconds for run in runs if run.attention == "graph_kernel"}
+        timed = all(len(run.state.seconds) == run.state.epoch for run in runs)
+        if timed and limits.keys() >= {run.seed for run in runs}:
+            for run in runs:
+                metric = f"test_{run.criterion.name}"
+                within = run.within(limits[run.seed])[metric]
+                run.reported[f"{metric}_within_time_of_gkat"] = within
+
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
         notes = super().notes(results, options)
+        if any("test_accuracy_within_time_of_gkat" in run for run in results["runs"]):
+            notes.append(
+                "within time of gkat: training ends when GKAT with the same seed has finished its "
+                "chosen epoch."
+            )
         if options.published:
             if options.task in PUBLISHED_ACCURACIES:
                 accuracy = PUBLISHED_ACCURACIES[options.task] / 100

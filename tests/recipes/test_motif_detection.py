@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
 
 from keras_graphattn.graphs import Graph
 from recipes.common.data.graphs import labels_of
+from recipes.common.training.records import ACCURACY, Run, RunState, table
 from recipes.motif_detection import data
 from recipes.motif_detection.__main__ import RECIPE, TASKS
 from tests.recipes.command_line import run
@@ -142,3 +145,29 @@ def test_a_run_keeps_its_walks_and_the_model_loads(tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 3
     model = keras.saving.load_model(tmp_path / "out" / "model.keras")
     assert set(model.input) == {"nodes", "node_mask", "walks"}
+
+
+def timed_run(attention, seed, accuracies, seconds):
+    """A run whose accuracy on the test data is 0.1 above that on the validation data."""
+    state = RunState(seconds=[seconds] * len(accuracies))
+    for value in accuracies:
+        metrics = {"val_accuracy": value, "test_accuracy": value + 0.1}
+        metrics |= {"val_cross_entropy": 1.0, "test_cross_entropy": 1.0}
+        state.add(metrics, ACCURACY)
+    return Run(attention, seed, Path(), state, 10, [])
+
+
+def test_accuracy_within_the_time_of_gkat_is_that_of_the_epoch_chosen_until_then():
+    runs = [
+        timed_run("graph_kernel", 0, [0.5, 0.7, 0.6], 4.0),  # chosen after 8 seconds
+        timed_run("gcn", 0, [0.6, 0.5, 0.8], 3.0),  # two epochs until then
+        timed_run("gat", 0, [0.6, 0.7], 10.0),  # none until then: the first one
+    ]
+    RECIPE.compare(runs)
+    rows = {row["attention"]: row for row in table(runs)}
+    found = {name: row["test_accuracy_within_time_of_gkat_mean"] for name, row in rows.items()}
+    assert found == pytest.approx({"graph_kernel": 0.8, "gcn": 0.7, "gat": 0.7})
+    assert rows["gcn"]["test_accuracy_mean"] == pytest.approx(0.9)
+    others = [timed_run("graph_kernel", 1, [0.5], 1.0), timed_run("gcn", 0, [0.5], 1.0)]
+    RECIPE.compare(others)  # no GKAT of this seed
+    assert not any(run.reported for run in others)

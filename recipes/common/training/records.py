@@ -1,6 +1,7 @@
 """The records of a comparison's runs, each in a folder of its own. Does not import Keras."""
 
 import dataclasses
+import itertools
 import math
 import re
 import statistics
@@ -125,6 +126,24 @@ class Run:
     def is_validated(self) -> bool:
         """Whether a part of the data was held out to validate on."""
         return f"val_{self.criterion.name}" in self.state.best
+
+    @property
+    def seconds(self) -> float:
+        """The time until the chosen epoch was over."""
+        return sum(self.state.seconds[: self.state.best_epoch])
+
+    def within(self, seconds: float) -> Metrics:
+        """The metrics of the epoch that is chosen if training ends after so many seconds.
+
+        The first epoch is always trained.
+        """
+        state = RunState()
+        spent = itertools.accumulate(self.state.seconds)
+        for metrics, time in zip(self.state.history, spent, strict=True):
+            if state.history and time > seconds:
+                break
+            state.add(metrics, self.criterion)
+        return state.best
 
     def summary(self) -> dict[str, Any]:
         """The entry of this run in `results.json`."""
