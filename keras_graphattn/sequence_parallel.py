@@ -20,12 +20,13 @@ class SequenceParallel(keras.distribution.ModelParallel):  # type: ignore[misc]
       `AttentiveGraphFilter`: one such sum for each chunk of 64 (or 48) tokens, gathered on all
       devices. Their size is m / 64 of the size of the tokens. The tokens are not exchanged.
     * `GraphFilterAttention` and `DifferentialAttention` with `attention_path="blockwise"` or
-      `"fused"`, and layers that `convert` gave this path: keys and values go around a ring of
-      devices, from one to the next, once for each application of A. Each device holds the keys of
-      n / p tokens at a time. Padding, causal masks, windows and an `attention_mask` are possible,
-      added biases are not. `"fused"` calls no kernel here.
-    * All other paths of softmax attention, such as `"dense"`, `PLaplacianAttention`, and masks by
-      FFT: all tokens, on each device. Use these only for lengths that fit on one device.
+      `"fused"`, layers that `convert` gave this path, and p-LaT, in `PLaplacianAttention` and in
+      converted layers, unless it has dropout, a bias, or `attention_path="dense"`: keys and values
+      go around a ring of devices, from one to the next, once for each application of A. Each device
+      holds the keys of n / p tokens at a time. Padding, causal masks, windows and an
+      `attention_mask` are possible, added biases are not. `"fused"` calls no kernel here.
+    * All other paths of softmax attention, such as `"dense"`, and masks by FFT: all tokens, on each
+      device. Use these only for lengths that fit on one device.
 
     Args:
         device_mesh: A `keras.distribution.DeviceMesh`.

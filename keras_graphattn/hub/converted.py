@@ -904,15 +904,21 @@ class ConvertedPLaplacian(ConvertedAttention):
         training: bool | None,
     ) -> Operator:
         is_dropped = DROPOUT in self.beyond_softmax()
+        scale, numbers = self.settings.sizes.scale, self.settings.numbers
+        size = self.settings.block_size
+        if not is_dropped and logits.is_plain:
+            ring = ring_of(query, key, visibility, scale, size, logits, (numbers, value))
+            if ring is not None:
+                return ring
         return PLaplacianOperator(
             query,
             key,
             value,
-            self.settings.numbers,
+            numbers,
             visibility,
-            scale=self.settings.sizes.scale,
+            scale=scale,
             logits=logits,
-            block_size=self.settings.block_size,
+            block_size=size,
             dropout=(lambda x: self.dropped_matrix(x, training)) if is_dropped else None,
         )
 

@@ -8,12 +8,14 @@ import keras
 from keras_graphattn.checks import is_finite, is_list, number, one_of
 from keras_graphattn.layers.base import Call, SelfAttention, Tokens
 from keras_graphattn.operators.cached import Cache
+from keras_graphattn.operators.operator import Operator
 from keras_graphattn.operators.p_laplacian import (
     MOST_EPSILON,
     CachedPLaplacianOperator,
     PLaplacian,
     PLaplacianOperator,
 )
+from keras_graphattn.operators.ring import ring_of
 from keras_graphattn.operators.softmax import Logits
 from keras_graphattn.types import Bool, Int, Tensor
 
@@ -46,6 +48,9 @@ class PLaplacianAttention(SelfAttention):
         attention_path: `"dense"` forms the whole matrix, `"blockwise"` only `block_size` query
             rows of it at a time, in both directions. By default the layer works blockwise
             without dropout when no scores are asked for, and densely otherwise.
+            Where a `SequenceParallel` distribution splits the tokens, `"blockwise"` and the
+            default pass keys and values around a ring of devices; there `"blockwise"` allows no
+            bias, and the default gathers all tokens with one.
         block_size: Number of query rows at a time on the blockwise path.
         bias: Numbers that are added to the scores before the softmax: a bias of
             `keras_graphattn.biases`, or the name of one that needs no argument.
@@ -124,17 +129,28 @@ class PLaplacianAttention(SelfAttention):
         """The exponent of each head."""
         return list(self.numbers.p)
 
-    def operator(self, tokens: Tokens, call: Call) -> PLaplacianOperator:
+    def operator(self, tokens: Tokens, call: Call) -> Operator:
         self._check_matrix(call.returns_matrix)
         forms = self.attention_path == "dense"
         if self.attention_path is None:
             forms = call.returns_matrix or self.dropout > 0.0
+        _, query, key, value = tokens
+        logits, scale = self.logits(tokens, call), self.score_scale
+        # a bias is refused there: by default, all tokens are gathered with it
+        if not forms and (logits is None or logits.is_plain or self.attention_path is not None):
+            weighting = self.numbers, value
+            shared = query, key, call.visibility, scale, self.block_size, logits
+            ring = ring_of(*shared, weighting)
+            if ring is not None:
+                return ring
         return PLaplacianOperator(
-            *tokens[1:],
+            query,
+            key,
+            value,
             self.numbers,
             call.visibility,
-            scale=self.score_scale,
-            logits=self.logits(tokens, call),
+            scale=scale,
+            logits=logits,
             block_size=None if forms else self.block_size,
             dropout=self._dropout_in(call.training),
         )

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from keras_graphattn.numerics.blocks import cut_into_blocks, cut_rows, join_blocks
 from keras_graphattn.operators.blockwise import heads_first
 from keras_graphattn.operators.operator import Operator, Visibility
+from keras_graphattn.operators.p_laplacian import PLaplacian, common_centre, powers_of_distances
 from keras_graphattn.operators.softmax import score_operands
 from keras_graphattn.sequence_parallel import SequenceParallel
 from keras_graphattn.types import Float, Int, Tensor
@@ -40,6 +41,8 @@ class RingOperator(Operator):
         scale: Factor of the scores; 1 / sqrt(H) by default.
         block_size: Number of query rows at a time on each device.
         parallel: The distribution, whose devices evenly divide T.
+        weighting: The numbers of p-LaT and the values (B, T, N, D) whose distances re-weight the
+            softmax. Values that are not the signal go around with it.
 
     Source: Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite Context",
     arXiv 2310.01889 (ICLR 2024), Section 3. Ours: A is an operator, so that a filter applies it
@@ -54,14 +57,28 @@ class RingOperator(Operator):
         scale: float | None,
         block_size: int,
         parallel: SequenceParallel,
+        weighting: tuple[PLaplacian, Float[Tensor, "B T N D"]] | None = None,
     ) -> None:
         self.query, self.key = score_operands(query, key, scale)
         self.visibility, self.block_size = visibility, block_size
-        self.ring = _Ring.of(parallel, query.shape[0], visibility, block_size)
+        numbers, values = (None, None) if weighting is None else weighting
+        self.values: Float[Tensor, "B T N D"] | None = values
+        self.ring = _Ring.of(parallel, query.shape[0], visibility, block_size, numbers)
 
     def __call__(self, x: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
         by_row, others = self.visibility.tensors()
-        return _applied(self.ring, self.query, self.key, x, by_row, others)
+        if self.values is None:
+            return _applied(self.ring, {"query": self.query}, self._held(x), by_row, others)
+        centre = common_centre(self.values, self.visibility)
+        if centre is not None:
+            others = {**others, "centre": centre}
+        rows = {"query": self.query, "values": self.values}
+        return _applied(self.ring, rows, self._held(x), by_row, others)
+
+    def _held(self, x: Float[Tensor, "B T N D"]) -> Tensors:
+        """What goes around, and has gradients."""
+        more = {} if self.values is None or x is self.values else {"values": self.values}
+        return {"key": self.key, "x": x, **more}
 
     def finished(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
         return self.visibility.zero_other_rows(outputs, self.block_size)
@@ -76,16 +93,23 @@ class _Ring(NamedTuple):
     batch: int
     visibility: Visibility  # causality and window only
     block_size: int
+    numbers: PLaplacian | None
 
     @classmethod
     def of(
-        cls, parallel: SequenceParallel, batch: int, visibility: Visibility, block_size: int
+        cls,
+        parallel: SequenceParallel,
+        batch: int,
+        visibility: Visibility,
+        block_size: int,
+        numbers: PLaplacian | None,
     ) -> "_Ring":
         mesh, batch_axis = parallel.device_mesh.backend_mesh, parallel.batch_axis
         if batch_axis is not None and batch % mesh.shape[batch_axis]:
             batch_axis = None  # such as the one example of a call outside `fit`
         positional = Visibility(causal=visibility.causal, window=visibility.window)
-        return cls(mesh, parallel.sequence_axis, batch_axis, batch, positional, block_size)
+        axis = parallel.sequence_axis
+        return cls(mesh, axis, batch_axis, batch, positional, block_size, numbers)
 
     @property
     def devices(self) -> int:
@@ -145,8 +169,11 @@ class _Ring(NamedTuple):
 
     def scores(
         self, rows: Tensors, held: Tensors, fixed: Tensors, source: Int[Tensor, ""]
-    ) -> Float[Tensor, "B N t s"]:
-        """The scores of a block of rows and of the keys held; minus infinity where hidden."""
+    ) -> tuple[Float[Tensor, "B N t s"], Float[Tensor, "B N t s"] | None]:
+        """The scores of a block of rows and of the keys held; minus infinity where hidden.
+
+        With them what p-LaT multiplies their softmax by, if it does.
+        """
         dtype = jnp.promote_types(rows["query"].dtype, "float32")
         scores = jnp.einsum(
             "btnh,bsnh->bnts", rows["query"], held["key"], preferred_element_type=dtype
@@ -159,7 +186,12 @@ class _Ring(NamedTuple):
                 parts["entries"], source * length, length, axis=3
             )
         visible = self.visibility.of_block(parts, rows["positions"], columns)
-        return scores if visible is None else jnp.where(visible, scores, -jnp.inf)
+        powers = None
+        if self.numbers is not None:
+            pair = rows["values"], held.get("values", held["x"])
+            diagonal = rows["positions"][:, None] == columns
+            powers = powers_of_distances(pair, self.numbers, visible, diagonal, fixed.get("centre"))
+        return scores if visible is None else jnp.where(visible, scores, -jnp.inf), powers
 
 
 MASKS = ("entries", "queries", "keys")
@@ -168,58 +200,55 @@ MASKS = ("entries", "queries", "keys")
 @functools.partial(jax.jit, static_argnums=0)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _applied(
-    ring: _Ring,
-    query: Float[Tensor, "B T N H"],
-    key: Float[Tensor, "B T N H"],
-    x: Float[Tensor, "B T N D"],
-    by_row: Tensors,
-    others: Tensors,
+    ring: _Ring, rows: Tensors, held: Tensors, by_row: Tensors, others: Tensors
 ) -> Float[Tensor, "B T N D"]:
-    """A x, of the tensors of a visibility."""
-    return _value(ring, query, key, x, by_row, others)[0]
+    """A x: of what stays on its device, what goes around, and the tensors of a visibility."""
+    return _value(ring, rows, held, by_row, others)[0]
 
 
 def _value(
-    ring: _Ring, query: Tensor, key: Tensor, x: Tensor, by_row: Tensors, others: Tensors
+    ring: _Ring, rows: Tensors, held: Tensors, by_row: Tensors, others: Tensors
 ) -> tuple[Tensor, tuple[Any, ...]]:
     """A x, and what its gradient needs."""
-    held, fixed = _divided(key, x, others)
-    results = x, x[..., :1]
+    around, fixed = _divided(held, others)
+    results = held["x"], held["x"][..., :1]
     outputs, logarithms = ring.on_devices(
-        _rows_of_device, {"query": query, **by_row}, held, fixed=fixed, results=results
+        _rows_of_device, {**rows, **by_row}, around, fixed=fixed, results=results
     )
-    return outputs, (query, key, x, by_row, others, outputs, logarithms)
+    return outputs, (rows, held, by_row, others, outputs, logarithms)
 
 
 def _gradient(
     ring: _Ring, residuals: tuple[Any, ...], upstream: Float[Tensor, "B T N D"]
 ) -> tuple[Any, ...]:
-    """The gradients for query, key and x: dS = A o (dA - rowsum(A o dA)), dA = upstream x^T.
+    """The gradients for what stays and what goes around.
 
-    The row sums are those of outputs o upstream.
+    Those of the scores are A o (dA - rowsum(A o dA)), dA = upstream x^T. The row sums are those of
+    outputs o upstream.
     """
-    query, key, x, by_row, others, outputs, logarithms = residuals
-    held, fixed = _divided(key, x, others)
+    rows, held, by_row, others, outputs, logarithms = residuals
+    around, fixed = _divided(held, others)
     dtype = logarithms.dtype
     row_sums = jnp.sum(outputs.astype(dtype) * upstream.astype(dtype), axis=-1, keepdims=True)
-    rows = {
-        **{"query": query, "logarithms": logarithms, "upstream": upstream, "row_sums": row_sums},
-        **by_row,
-    }
-    to_query, to_key, to_x = ring.on_devices(
-        _gradients_of_device, rows, held, fixed=fixed, results=(query, key, x)
+    more = {"logarithms": logarithms, "upstream": upstream, "row_sums": row_sums}
+    gradients = ring.on_devices(
+        functools.partial(_gradients_of_device, names=(tuple(rows), tuple(held))),
+        {**rows, **more, **by_row},
+        around,
+        fixed=fixed,
+        results=(rows, held),
     )
-    gradients = zip((to_query, to_key, to_x), (query, key, x), strict=True)
-    return (*(gradient.astype(z.dtype) for gradient, z in gradients), None, None)
+    gradients = jax.tree.map(lambda gradient, x: gradient.astype(x.dtype), gradients, (rows, held))
+    return (*gradients, None, None)
 
 
 _applied.__wrapped__.defvjp(_value, _gradient)
 
 
-def _divided(key: Tensor, x: Tensor, others: Tensors) -> tuple[Tensors, Tensors]:
+def _divided(held: Tensors, others: Tensors) -> tuple[Tensors, Tensors]:
     """The tensors that go around, and those that every device has as a whole."""
-    held = {"key": key, "x": x, **{name: others[name] for name in others if name == "keys"}}
-    return held, {name: others[name] for name in others if name != "keys"}
+    around = {**held, **{name: others[name] for name in others if name == "keys"}}
+    return around, {name: others[name] for name in others if name != "keys"}
 
 
 def _rows_of_device(
@@ -237,7 +266,7 @@ def _rows_of_device(
     ) -> tuple[_Sums, tuple[()]]:
         def block(pair: tuple[_Sums, Tensors]) -> _Sums:
             sums, rows = pair
-            return sums.with_more(ring.scores(rows, held, fixed, source), held["x"])
+            return sums.with_more(*ring.scores(rows, held, fixed, source), held["x"])
 
         return lax.map(block, (sums, blocks)), back
 
@@ -256,53 +285,69 @@ class _Sums(NamedTuple):
     total: Float[Tensor, "B t N 1"]  # of exp(score - largest)
     weighted: Float[Tensor, "B t N D"]  # the same, times the signal
 
-    def with_more(self, scores: Float[Tensor, "B N t s"], x: Float[Tensor, "B s N D"]) -> "_Sums":
+    def with_more(
+        self,
+        scores: Float[Tensor, "B N t s"],
+        powers: Float[Tensor, "B N t s"] | None,
+        x: Float[Tensor, "B s N D"],
+    ) -> "_Sums":
         """The sums with some more keys."""
         largest = jnp.maximum(self.largest, heads_first(scores.max(axis=-1, keepdims=True)))
         shift = jnp.where(largest == -jnp.inf, 0.0, largest)
         weights = jnp.exp(scores - heads_first(shift))
         shrinks = jnp.exp(self.largest - shift)
-        weighted = jnp.einsum(
-            "bnts,bsnh->btnh", weights.astype(x.dtype), x, preferred_element_type=weights.dtype
-        )
+        if powers is None:
+            factors = weights.astype(x.dtype)
+        else:
+            factors, x = weights * powers, x.astype(weights.dtype)
+        weighted = jnp.einsum("bnts,bsnh->btnh", factors, x, preferred_element_type=weights.dtype)
         total = heads_first(weights.sum(axis=-1, keepdims=True))
         return _Sums(largest, self.total * shrinks + total, self.weighted * shrinks + weighted)
 
 
 def _gradients_of_device(
-    ring: _Ring, rows: Tensors, held: Tensors, fixed: Tensors
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients for the queries, keys and signals of one device."""
+    ring: _Ring,
+    rows: Tensors,
+    held: Tensors,
+    fixed: Tensors,
+    *,
+    names: tuple[tuple[str, ...], tuple[str, ...]],
+) -> tuple[Tensors, Tensors]:
+    """The gradients of one device for its rows and for what it holds, of the given names."""
     length = rows["query"].shape[1]
     dtype = rows["logarithms"].dtype
     blocks = ring.cut(rows)
-    to_blocks = jnp.zeros_like(blocks["query"], dtype)
-    start = jnp.zeros_like(held["key"], dtype), jnp.zeros_like(held["x"], dtype)
+    to_blocks = {name: jnp.zeros_like(blocks[name], dtype) for name in names[0]}
+    start = {name: jnp.zeros_like(held[name], dtype) for name in names[1]}
 
     def turn(
-        to_blocks: Tensor, held: Tensors, back: tuple[Tensor, Tensor], source: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        def block(back: tuple[Tensor, Tensor], pair: tuple[Tensor, Tensors]) -> Any:
-            to_query, rows = pair
+        to_blocks: Tensors, held: Tensors, back: Tensors, source: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        def block(back: Tensors, pair: tuple[Tensors, Tensors]) -> Any:
+            so_far, rows = pair
 
-            def weighted(query: Tensor, key: Tensor, x: Tensor) -> Tensor:
+            def weighted(ours: Tensors, theirs: Tensors) -> Tensor:
                 # its gradient for the scores is A o (dA - rowsum(A o dA)), for x it is A^T upstream
-                ours, theirs = {**rows, "query": query}, {**held, "key": key}
-                scores = ring.scores(ours, theirs, fixed, source)
+                scores, powers = ring.scores({**rows, **ours}, {**held, **theirs}, fixed, source)
                 weights = jnp.exp(scores - heads_first(rows["logarithms"]))
                 to_weights = jnp.einsum(
-                    "btnh,bsnh->bnts", rows["upstream"], x, preferred_element_type=dtype
+                    "btnh,bsnh->bnts", rows["upstream"], theirs["x"], preferred_element_type=dtype
                 )
+                if powers is not None:
+                    to_weights = to_weights * powers
                 return jnp.sum(weights * (to_weights - heads_first(rows["row_sums"])))
 
-            more, *to_held = jax.grad(weighted, (0, 1, 2))(rows["query"], held["key"], held["x"])
-            back = tuple(
-                so_far + one.astype(dtype) for so_far, one in zip(back, to_held, strict=True)
+            ours = {name: rows[name] for name in names[0]}
+            theirs = {name: held[name] for name in names[1]}
+            more = jax.grad(weighted, (0, 1))(ours, theirs)
+            to_ours, to_theirs = (
+                {name: total[name] + one[name].astype(dtype) for name in total}
+                for total, one in zip((so_far, back), more, strict=True)
             )
-            return back, to_query + more.astype(dtype)
+            return to_theirs, to_ours
 
         back, to_blocks = lax.scan(block, back, (to_blocks, blocks))
         return to_blocks, back
 
-    to_blocks, (to_key, to_x) = ring.around(turn, to_blocks, held, start)
-    return join_blocks(to_blocks, length), to_key, to_x
+    to_blocks, to_held = ring.around(turn, to_blocks, held, start)
+    return {name: join_blocks(x, length) for name, x in to_blocks.items()}, to_held

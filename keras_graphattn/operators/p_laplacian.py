@@ -16,7 +16,7 @@ Source: Nguyen et al., "p-Laplacian Transformer", arXiv 2311.03235, Eq. 11-12. O
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -218,30 +218,72 @@ def re_weighted(
 
     `diagonal` marks where row and column are the same token. Hidden entries are exactly 0.
     """
-    p, epsilon, drop_diagonal = numbers
     scores = finite_scores(scores)
-    exponents = ops.reshape(
-        ops.convert_to_tensor([(x - 2) / 2 for x in p], scores.dtype), (-1, 1, 1)
-    )
-    is_changed = ops.convert_to_tensor([x != 2.0 for x in p])[:, None, None]  # (N, 1, 1)
-    apart = ops.logical_not(ops.cast(diagonal, "bool"))  # tokens that are not the same
-    if 2.0 in p:
-        apart = ops.logical_and(apart, is_changed)
-    relevant = all_of(apart, visible)
-    distances = pair_distances(
-        *values,
-        ops.abs(exponents[:, 0]) * LEAST_SHARE,
-        smoothing=epsilon**2,
-        relevant=relevant,
-        centre=centre,
-    )
+    pairs = _Pairs.of(values, numbers, visible, diagonal, scores.dtype, centre)
     masks = [] if visible is None else [visible]
-    weigh = _weights_with_gradient(epsilon**2)
-    (weights,) = weigh(scores, distances, exponents, relevant, *masks)
-    if not drop_diagonal:
-        return weights
-    dropped = ops.logical_and(is_changed, ops.cast(diagonal, "bool"))
-    return ops.where(dropped, ops.cast(0.0, weights.dtype), weights)
+    weigh = _weights_with_gradient(numbers.epsilon**2)
+    (weights,) = weigh(scores, pairs.distances, pairs.exponents, pairs.relevant, *masks)
+    return pairs.without_diagonal(weights, numbers, diagonal)
+
+
+def powers_of_distances(
+    values: tuple[Float[Tensor, "B T N D"], Float[Tensor, "B S N D"]],
+    numbers: PLaplacian,
+    visible: Bool[Tensor, "B? N? T? S?"] | None,
+    diagonal: Bool[Tensor, "T S"],
+    centre: Float[Tensor, "B 1 N D"] | None = None,
+) -> Float[Tensor, "B N T S"]:
+    """(|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2), what `re_weighted` multiplies the softmax by."""
+    dtype = at_least_float32(values[0]).dtype
+    pairs = _Pairs.of(values, numbers, visible, diagonal, dtype, centre)
+    least = ops.cast(numbers.epsilon**2, pairs.distances.dtype)
+    distances = ops.where(pairs.relevant, pairs.distances, least)
+    powers = ops.exp(pairs.exponents * ops.log(distances))
+    return pairs.without_diagonal(powers, numbers, diagonal)
+
+
+class _Pairs(NamedTuple):
+    """Squared distances of pairs of tokens, and which of them count."""
+
+    distances: Float[Tensor, "B N T S"]
+    exponents: Float[Tensor, "N 1 1"]
+    relevant: Bool[Tensor, "B? N? T S"]  # pairs of different tokens that are visible
+    is_changed: Bool[Tensor, "N 1 1"]  # heads with p != 2
+
+    @classmethod
+    def of(
+        cls,
+        values: tuple[Float[Tensor, "B T N D"], Float[Tensor, "B S N D"]],
+        numbers: PLaplacian,
+        visible: Bool[Tensor, "B? N? T? S?"] | None,
+        diagonal: Bool[Tensor, "T S"],
+        dtype: Any,
+        centre: Float[Tensor, "B 1 N D"] | None,
+    ) -> "_Pairs":
+        halves = [(p - 2) / 2 for p in numbers.p]
+        exponents = ops.reshape(ops.convert_to_tensor(halves, dtype), (-1, 1, 1))
+        is_changed = ops.convert_to_tensor([p != 2.0 for p in numbers.p])[:, None, None]
+        apart = ops.logical_not(ops.cast(diagonal, "bool"))  # tokens that are not the same
+        if 2.0 in numbers.p:
+            apart = ops.logical_and(apart, is_changed)
+        relevant = all_of(apart, visible)
+        distances = pair_distances(
+            *values,
+            ops.abs(exponents[:, 0]) * LEAST_SHARE,
+            smoothing=numbers.epsilon**2,
+            relevant=relevant,
+            centre=centre,
+        )
+        return cls(distances, exponents, relevant, is_changed)
+
+    def without_diagonal(
+        self, weights: Float[Tensor, "B N T S"], numbers: PLaplacian, diagonal: Bool[Tensor, "T S"]
+    ) -> Float[Tensor, "B N T S"]:
+        """The weights, with zeros for a token on itself where the numbers ask for it."""
+        if not numbers.drop_diagonal:
+            return weights
+        dropped = ops.logical_and(self.is_changed, ops.cast(diagonal, "bool"))
+        return ops.where(dropped, ops.cast(0.0, weights.dtype), weights)
 
 
 class _Weights(NamedTuple):
@@ -339,7 +381,7 @@ def _in_blocks(
     length = ops.shape(key)[1]
     by_row |= {"query": query, "row_values": values}
     whole |= {"key": key, "values": values, "columns": positions_of(length)}
-    centre = None if blocks.logits.hides_keys else _common_centre(values, visibility)
+    centre = None if blocks.logits.hides_keys else common_centre(values, visibility)
     if centre is not None:
         whole["centre"] = centre
     if signal:
@@ -410,7 +452,7 @@ def _rows_of_output(
     return rows_of_output(plain, torch_settings, rows, *tensors)
 
 
-def _common_centre(
+def common_centre(
     values: Float[Tensor, "B T N D"], visibility: Visibility
 ) -> Float[Tensor, "B 1 N D"] | None:
     """The mean of the values if all rows see the same values; else `None`."""

@@ -3,9 +3,12 @@
 from keras import ops
 
 from keras_graphattn.operators.operator import Operator, Visibility
+from keras_graphattn.operators.p_laplacian import PLaplacian
 from keras_graphattn.operators.softmax import Logits
 from keras_graphattn.sequence_parallel import parallel_of
 from keras_graphattn.types import Float, Tensor
+
+Weighting = tuple[PLaplacian, Float[Tensor, "B T N D"]]
 
 
 def ring_of(
@@ -15,8 +18,11 @@ def ring_of(
     scale: float | None,
     block_size: int,
     logits: Logits | None,
+    weighting: Weighting | None = None,
 ) -> Operator | None:
     """Softmax attention over a ring of devices; `None` if one device has all tokens.
+
+    With a `weighting`, the numbers of p-LaT and the values, it is re-weighted by their distances.
 
     Raises:
         ValueError: If something is added to the scores, or the devices cannot evenly divide the
@@ -34,4 +40,4 @@ def ring_of(
         )
     from keras_graphattn.operators.jax_ring import RingOperator
 
-    return RingOperator(query, key, visibility, scale, block_size, parallel)
+    return RingOperator(query, key, visibility, scale, block_size, parallel, weighting)

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from keras_graphattn.distribution import SequenceParallel
-from keras_graphattn.layers import DifferentialAttention, GraphFilterAttention
+from keras_graphattn.layers import DifferentialAttention, GraphFilterAttention, PLaplacianAttention
 from tests.distribution.eight_devices import difference, exchanged
 
 HEADS, HEAD, FEATURES, BATCH, LENGTH = 2, 8, 16, 2, 128
@@ -54,6 +54,10 @@ CASES = {
     "grouped": (layer(num_key_value_heads=1, value_dim=5), {}),
     "differential": (layer(DifferentialAttention, value_dim=HEAD), {"use_causal_mask": True}),
     "fused": (layer(attention_path="fused"), {}),
+    "p_laplacian": (layer(PLaplacianAttention), {}),
+    "p_laplacian by default": (layer(PLaplacianAttention, None, p=[1.5, 2.0]), {}),
+    "p_laplacian, causal": (layer(PLaplacianAttention, diagonal="drop"), {"use_causal_mask": True}),
+    "p_laplacian, pairs": (layer(PLaplacianAttention), {"attention_mask": visible_pairs()}),
 }
 ON_ALL_RINGS = ("first_order", "causal")
 RINGS = ((4, 2), (1, 1), (2, 1), (4, 1), (8, 1))  # devices for tokens, and for examples

@@ -8,7 +8,7 @@ import pytest
 
 from keras_graphattn.biases import Alibi
 from keras_graphattn.distribution import SequenceParallel
-from keras_graphattn.layers import GraphFilterAttention
+from keras_graphattn.layers import GraphFilterAttention, PLaplacianAttention
 from tests.distribution.test_layout_map import mesh, on_jax
 from tests.numerics import BACKEND
 from tests.recipes.command_line import run_to_its_end
@@ -53,6 +53,9 @@ def test_what_a_ring_refuses():
         biased = GraphFilterAttention(HEADS, HEAD, attention_path="fused", bias=Alibi())
         with pytest.raises(ValueError, match=r"adds nothing .* Received: Alibi under"):
             biased(x)
+        weighed = PLaplacianAttention(HEADS, HEAD, attention_path="blockwise", bias=Alibi())
+        with pytest.raises(ValueError, match=r"adds nothing .* Received: Alibi under"):
+            weighed(x)
     with (
         SequenceParallel(mesh((3,), ("sequence",)), shortest=16).scope(),
         pytest.raises(ValueError, match=r"The 3 devices .* evenly divide a sequence of 16 tokens"),
