@@ -79,7 +79,7 @@ class RelativePositions(Bias):
     `max_distance`. All larger distances have the last bucket.
 
     Args:
-        num_buckets: Number of buckets, at least 2; for both sides together.
+        num_buckets: Number of buckets, for both sides together: at least 4, or 2 for one side.
         max_distance: The distance from which on all have the last bucket; more than the number of
             buckets that are for one distance each.
         bidirectional: Whether half of the buckets are for later tokens. If not, all later tokens

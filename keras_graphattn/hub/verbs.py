@@ -49,6 +49,11 @@ GIVEN_BY_THE_MODEL = (
     *("num_heads", "key_dim", "value_dim", "use_bias", "output_shape", "attention_axes"),
     *("use_gate", "num_key_value_heads", "name", "dtype", "trainable"),
 )
+# of the projections, which keep their weights; AGF has one of its own
+OF_PROJECTIONS = (
+    *("kernel_initializer", "kernel_regularizer", "kernel_constraint", "activity_regularizer"),
+    *("bias_initializer", "bias_regularizer", "bias_constraint"),
+)
 
 _EXPECTED = (
     '"all", "even", "odd", "first:<n>", "last:<n>", an index or a list of indices, or a regular '
@@ -63,8 +68,9 @@ def convert(
 
     All weights keep their values and their places. With `"graph_filter"`, `"p_laplacian"` and
     `p=2`, or `"scaled_high_frequency"`, it starts with the outputs of the original. `"p_laplacian"`
-    with other exponents, `"attentive_graph_filter"` and `"masked_kernel"` compute something else
-    with the pretrained projections: the model has to be fine-tuned before it is of use.
+    with other exponents, `"attentive_graph_filter"`, `"masked_kernel"` and `"contra_norm"` compute
+    something else with the pretrained projections: the model has to be fine-tuned before it is of
+    use.
 
     The model can be saved, loaded (where `keras_graphattn` and KerasHub are imported), cloned,
     copied, pickled, quantised and trained like any other. The same holds for models that are made
@@ -123,13 +129,16 @@ def convert(
 
     Sources: arXiv 2312.04234 (GFSA), 2311.03235 (p-LaT), 2505.08516 (AGF), 2107.07999 (masks).
     """
-    refused = [f"{name}={options[name]!r}" for name in options if name in GIVEN_BY_THE_MODEL]
+    name = attention_name(attention)
+    kept = () if name == "attentive_graph_filter" else OF_PROJECTIONS
+    given = (*GIVEN_BY_THE_MODEL, *kept)
+    refused = [f"{option}={options[option]!r}" for option in options if option in given]
     if refused:
         raise ValueError(
-            f"Received: {', '.join(refused)}. The layers that are replaced decide this: their "
-            "weights would not fit otherwise. Leave it out."
+            f"Received: {', '.join(refused)}. The layers that are replaced decide this: they keep "
+            "their weights. Leave it out."
         )
-    request = Request(attention_name(attention), dict(options))
+    request = Request(name, dict(options))
     owners = _owners(model)
     slots = _slots_of(owners)
     if not slots:

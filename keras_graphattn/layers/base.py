@@ -105,6 +105,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
     filter: Filter | str | None = None
     is_square = True  # whether query and value must have the same length
     across_sequences = "Use keras.layers.MultiHeadAttention for cross-attention."
+    takes_mask_inputs = False  # whether its mask of factors, or its graph, comes with a call
     max_rank: ClassVar[int | None] = None  # most dimensions of an input, if there is a limit
     _adopted: "Adopted | None" = None
 
@@ -117,8 +118,8 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         if "bias" in kwargs:
             raise ValueError(
                 f"{type(self).__name__} has no softmax of scores to add a bias to. Received: bias="
-                f"{kwargs['bias']!r}. GraphFilterAttention, PLaplacianAttention and "
-                "GraphKernelAttention take it. A `mask` multiplies kernels."
+                f"{kwargs['bias']!r}. Layers with a softmax take it, such as "
+                "GraphFilterAttention and PLaplacianAttention. A `mask` multiplies kernels."
             )
         if "mask" in kwargs:
             raise ValueError(
@@ -227,6 +228,8 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             self._check_scores(attention_bias, bias_inputs)
             if axes is not None and attention_bias is not None:
                 attention_bias = axes.joined_entries(attention_bias)
+        if mask_inputs and not self.takes_mask_inputs:
+            self._refuse_mask_inputs(mask_inputs)
         call = Call(
             *(visibility, training, returns_matrix, mask_inputs, non_finite),
             *(attention_bias, bias_inputs),
@@ -446,6 +449,8 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         key = value if key is None else key
         self._check_shapes(query.shape, value.shape, key.shape)
         self._check_matrix(return_attention_scores or return_filter_matrix)
+        if mask_inputs and not self.takes_mask_inputs:
+            self._refuse_mask_inputs(mask_inputs)
         outputs = keras.KerasTensor(
             self.compute_output_shape(query.shape, value.shape, key.shape), self.compute_dtype
         )
@@ -462,6 +467,13 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
 
     def _check_matrix(self, is_asked_for: bool) -> None:
         """Raises a `ValueError` if the caller asks for a matrix that the layer never forms."""
+
+    def _refuse_mask_inputs(self, mask_inputs: dict[str, Any]) -> None:
+        raise ValueError(
+            f"{type(self).__name__} has no mask of factors. Received: mask_inputs with "
+            f"{sorted(mask_inputs)}. Leave it out. MaskedKernelAttention and GraphKernelAttention "
+            "take it; a `bias` has `bias_inputs`."
+        )
 
     def _check_scores(self, attention_bias: object, bias_inputs: object) -> None:
         """Raises a `ValueError` for additions to scores that the layer does not have."""

@@ -135,6 +135,8 @@ class EdgeAttention(AttentionLayer):
     that an edge without features has the usual score.
     """
 
+    takes_mask_inputs = True
+
     filter: Filter | None
     seed: Any
     max_rank = 3

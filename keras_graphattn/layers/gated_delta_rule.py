@@ -160,6 +160,8 @@ class GatedDeltaRule(AttentionLayer):
     Gu, "Transformers are SSMs", arXiv 2405.21060. Filters and exact padding are ours.
     """
 
+    takes_mask_inputs = True
+
     filter: Filter | None
     max_rank = 3
     across_sequences = "Use MaskedKernelAttention without a mask for cross-attention."

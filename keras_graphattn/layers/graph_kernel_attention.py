@@ -38,8 +38,9 @@ class GraphKernelAttention(SoftmaxAttention, KernelLayer):
 
     In the paper, M is the random-walk graph-nodes kernel and S = Q K^T / sqrt(d). There are two
     forms. The dense form forms A at O(n^2), so it is for small graphs. The factored form replaces
-    exp(S) by features, phi(Q) phi(K)^T, and M is applied to signals. It never forms an n x n
-    matrix, and with `RandomWalk` it takes time and memory linear in n:
+    exp(S) by features, phi(Q) phi(K)^T, and M is applied to signals. For many nodes it forms no
+    n x n matrix, if the mask has another path than "dense", and with `RandomWalk` it takes time and
+    memory linear in n:
 
         GraphKernelAttention(heads, dim, mask=RandomWalk(graph))                         # dense
         GraphKernelAttention(heads, dim, mask=RandomWalk(graph), feature_map="favor")    # factored

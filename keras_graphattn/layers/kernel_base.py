@@ -30,6 +30,8 @@ class KernelLayer(AttentionLayer):
     that of the layer.
     """
 
+    takes_mask_inputs = True
+
     max_rank = 3
     mask: Mask | None
     feature_map: FeatureMap | None

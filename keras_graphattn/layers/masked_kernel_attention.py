@@ -38,10 +38,10 @@ class MaskedKernelAttention(KernelLayer):
 
         A = D^-1 [(phi(Q) phi(K)^T) o M],    out = A V,    D the row sums
 
-    A mask applies M to signals in less than quadratic time, and so does the layer: in linear time
-    for causal, segment and exponential masks, in O(n log n) for Toeplitz masks. The option
-    `filter` adds a filter of A, as in `GraphFilterAttention`. A filter only applies A, so it is
-    sub-quadratic too.
+    Most masks apply M to signals in less than quadratic time, and so does the layer: in linear time
+    for causal, segment and exponential masks, in O(n log n) for Toeplitz masks by FFT, O(n^1.5)
+    where they are causal. `Entries` and `DistanceTable` are quadratic. The option `filter` adds a
+    filter of A, as in `GraphFilterAttention`. A filter only applies A: the complexity is the same.
 
     Args:
         num_heads: Number of attention heads.

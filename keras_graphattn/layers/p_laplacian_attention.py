@@ -136,11 +136,11 @@ class PLaplacianAttention(SelfAttention):
             forms = call.returns_matrix or self.dropout > 0.0
         _, query, key, value = tokens
         logits, scale = self.logits(tokens, call), self.score_scale
-        # a bias is refused there: by default, all tokens are gathered with it
-        if not forms and (logits is None or logits.is_plain or self.attention_path is not None):
-            weighting = self.numbers, value
+        # a ring refuses a bias: by default, all tokens are gathered with it
+        fits = logits is None or logits.is_plain or self.attention_path is not None
+        if fits and not forms and keras.backend.backend() == "jax":
             shared = query, key, call.visibility, scale, self.block_size, logits
-            ring = ring_of(*shared, weighting)
+            ring = ring_of(*shared, (self.numbers, value))
             if ring is not None:
                 return ring
         return PLaplacianOperator(

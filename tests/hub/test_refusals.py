@@ -53,6 +53,18 @@ def clip_of_two_widths():
     )
 
 
+@pytest.mark.parametrize("option", ["kernel_regularizer", "bias_initializer", "name"])
+def test_options_of_what_the_model_keeps_are_refused(option):
+    model = two_widths()
+    before = state_of(model)
+    with pytest.raises(ValueError, match=f"Received: {option}='l2'.* they keep"):
+        keras_graphattn.convert(model, "graph_filter", **{option: "l2"})
+    assert state_of(model) == before
+    if option != "name":  # AGF has a projection of its own, of singular values
+        keras_graphattn.convert(model, "agf", kernel_regularizer="l2")
+        assert model.losses
+
+
 @pytest.mark.parametrize("make", [two_widths, clip_of_two_widths])
 @pytest.mark.parametrize(
     ("attention", "options"),

@@ -391,6 +391,16 @@ def test_difference_arguments_that_are_no_tensors_or_do_not_fit_are_named():
 
 
 @pytest.mark.parametrize("name", EVERY_LAYER)
+def test_difference_inputs_of_a_mask_that_a_layer_does_not_have_are_refused(name):
+    inputs = {"an unknown one": np.zeros((BATCH, LENGTH), "int32")}
+    layer = EVERY_LAYER[name](HEADS, SIZE)
+    symbolic = [] if layer.takes_mask_inputs else [keras.Input(X.shape[1:])]
+    for tokens in (X, *symbolic):
+        with pytest.raises(ValueError, match="an unknown one"):
+            layer(tokens, tokens, mask_inputs=inputs)
+
+
+@pytest.mark.parametrize("name", EVERY_LAYER)
 def test_difference_tokens_of_integers_are_refused_in_words(name):
     layer = EVERY_LAYER[name](HEADS, SIZE)
     for argument in ("query", "value", "key"):

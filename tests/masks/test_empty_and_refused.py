@@ -82,6 +82,25 @@ def test_numbers_that_overflow_are_refused(make, message):
         make().build((None, 3, 1, 1))
 
 
+PAIRS = [[0, 1], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: RandomWalk(edge_weights=[1.0, 2.0]), "edge_weights, with graph=None"),
+        (lambda: RandomWalk(num_nodes=3), "num_nodes, with graph=None"),
+        (lambda: RandomWalk(walks=[[[0, 1]], [[1, 0]]], num_nodes=2, seed=1), "num_nodes and seed"),
+        (lambda: RandomWalk(PAIRS, exact=True, seed=1), "seed, with graph=a graph"),
+        (lambda: GraphDiffusion(num_nodes=3), "num_nodes=3, with graph=None"),
+        (lambda: GraphDiffusion(PAIRS, spectral_bound=4.0), "spectral_bound=4.0, with a graph"),
+    ],
+)
+def test_options_without_effect_are_refused(make, names):
+    with pytest.raises(ValueError, match=f"Received: {names}"):
+        make()
+
+
 def test_times_that_overflow_are_refused():
     edges = [(0, node) for node in range(1, 60)]
     with pytest.raises(ValueError, match="too large for float32"):

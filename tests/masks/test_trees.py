@@ -74,6 +74,9 @@ WRONG = [
     ([[-1, 0]], {"max_depth": 3}, "max_depth"),
     ([[-1, 0]], {"num_nodes": 3}, "one parent for each node"),
     ([[-1, 0]], {"initial_rate": np.nan}, "initial_rate"),
+    ([[-1, 0]], {"function": "table", "max_distance": 2, "initial_rate": 2.0}, "initial_table"),
+    ([[-1, 0]], {"function": "table", "max_distance": 2, "initial_offset": [1.0]}, "initial_table"),
+    ([], {"num_nodes": 3}, "belongs to `forest`"),
 ]
 
 

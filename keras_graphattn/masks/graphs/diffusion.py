@@ -167,6 +167,14 @@ class GraphDiffusion(TopologyMask):
             )
         self.spectral_bound = optional(number(above=0.0))("spectral_bound", spectral_bound, {})
         self._adjacency: Graph | None = None
+        of_calls = {"num_nodes": num_nodes} if graph is None else {"spectral_bound": spectral_bound}
+        for name, number_given in of_calls.items():
+            if number_given is not None:
+                wanted = "a graph" if graph is None else "graph=None"
+                raise ValueError(
+                    f"`{name}` is for masks with {wanted}. Received: {name}={number_given!r}, with "
+                    f"{'graph=None' if graph is None else 'a graph'}. Leave it out."
+                )
         if graph is None:
             self.inputs_at_call = self._read_edge_weights(edge_weights)
             self._bound = self._bound_of_examples()

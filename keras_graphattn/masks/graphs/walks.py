@@ -154,6 +154,17 @@ class RandomWalk(TopologyMask):
             raise ValueError(
                 "`exact=True` needs a graph. Received: graph=None. Give `graph` or exact=False."
             )
+        of_graph = {"edge_weights": edge_weights, "num_nodes": num_nodes}
+        unused = [] if graph is not None else [n for n, x in of_graph.items() if x is not None]
+        if seed is not None and (exact or walks is not None):
+            unused.append("seed")
+        if unused:
+            raise ValueError(
+                "`edge_weights` and `num_nodes` belong to `graph`, and `seed` to walks that the "
+                f"mask draws. Received: {' and '.join(unused)}, with graph="
+                f"{'None' if graph is None else 'a graph'}, walks="
+                f"{'None' if walks is None else 'an array'}, exact={exact}. Leave them out."
+            )
         if graph is not None:
             self._adjacency = read_graph(graph, num_nodes, edge_weights)
             if exact:

@@ -130,6 +130,12 @@ class Tree(TopologyMask):
         self.function = function
         self.initial_rate = finite("initial_rate", initial_rate)
         self.initial_offset = finite("initial_offset", initial_offset)
+        if function == "table" and (np.any(self.initial_rate != -1.0) or np.any(initial_offset)):
+            raise ValueError(
+                '`initial_rate` and `initial_offset` belong to function="exponential" and '
+                f"functions like it. Received: function='table', initial_rate={initial_rate!r}, "
+                f"initial_offset={initial_offset!r}. Use `initial_table`."
+            )
         self.max_depth: int | None = optional(whole(0))("max_depth", max_depth, {})
         self._limit = self.max_depth
         self._forest: Forest | None = None
@@ -139,6 +145,11 @@ class Tree(TopologyMask):
             self.paths = ("dense", *(TABLES if function == "table" else SWEEPS))
             self.hides_keys = int(self._forest.starts[1]) > 1 or function == "table"
         else:
+            if num_nodes is not None:
+                raise ValueError(
+                    f"`num_nodes` belongs to `forest`. Received: forest=None, num_nodes={num_nodes}"
+                    ". Leave it out: the trees of a call have as many nodes as it has tokens."
+                )
             self.inputs_at_call = self._read_edge_weights(edge_weights)
             self.paths = ("dense", "depths" if function == "table" else "doubling")
         self._read_table(initial_table, optional(whole(0))("max_distance", max_distance, {}))
