@@ -57,7 +57,7 @@ HEAD = """# What a GPU takes
 
 {state}
 
-    KERAS_BACKEND=<backend> python benchmarks/gpu.py --record
+    KERAS_BACKEND=<backend> python benchmarks/gpu.py --record --lengths 8192 32768
 
 This command measures on one GPU, and makes this page. After `--minutes`, 22 by default, it leaves
 out what is left, and names it here. `--groups` measures some of it, and the rest of an earlier run

@@ -61,9 +61,9 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         num_buckets: Number of buckets at most.
         sizes: Numbers of nodes to pad to, in place of `num_buckets`: ascending, and the last one
             must hold the largest graph. Give the same for training and test data.
-        edge_sizes: Numbers of edges to pad to, one for each of `sizes`, which it needs. By default
-            the most of any graph in the bucket. Compiled code for training data serves test data,
-            too, where both are the same.
+        edge_sizes: Numbers of edges to pad to, one for each of `sizes` or, without them, for
+            each bucket. By default the most of any graph in the bucket. Compiled code for training
+            data serves test data, too, where both are the same.
         seed: Seed of the shuffling; without it, graphs stay in their order within their bucket.
         **kwargs: `workers`, `use_multiprocessing` and `max_queue_size` of a `PyDataset`.
 
@@ -314,7 +314,7 @@ def _edge_sizes(most: Sequence[int], edge_sizes: Sequence[int] | None) -> list[i
     numbers = [whole()("edge_sizes", size, {}) for size in edge_sizes]
     if len(numbers) != len(least) or any(a < b for a, b in zip(numbers, least, strict=True)):
         raise ValueError(
-            f"`edge_sizes` must be given with `sizes`, and be at least {least}, the numbers of "
-            f"edges that hold the graphs of each size. Received: edge_sizes={edge_sizes!r}"
+            f"`edge_sizes` must be a number for each size of graphs, at least {least}, which hold "
+            f"their edges. Received: edge_sizes={edge_sizes!r}"
         )
     return numbers

@@ -266,7 +266,7 @@ def test_only_one_batch_is_smaller():
         ({"node_labels": True}, r"must have the shape \(n,\)"),
         ({"sizes": [5]}, "at least 13"),
         ({"sizes": [20, 13]}, "ascending"),
-        ({"edge_sizes": [99]}, r"given with `sizes`"),
+        ({"edge_sizes": [99]}, r"a number for each size"),
         ({"sizes": [13], "edge_sizes": [1]}, r"at least \[\d+\]"),
         ({"sizes": [5, 13], "edge_sizes": [99]}, r"at least \[\d+, \d+\]"),
         ({"sizes": [13], "edge_sizes": ["many"]}, "edge_sizes"),
