@@ -111,7 +111,6 @@ MASKS = {
         "max_time": 2.0,
         "learn_time": True,
         "tolerance": 1e-3,
-        "spectral_bound": 5.0,
     },
     "GraphRandomFeatures": {
         "graph": np.array(GRAPH),
@@ -136,7 +135,6 @@ MASKS = {
         "num_nodes": 4,
         "num_walks": 2,
         "walk_length": 2,
-        "exact": True,
         "decay": 0.5,
         "learn_decay": True,
         "normalization": 1.0,
