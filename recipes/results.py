@@ -80,8 +80,8 @@ runs left in `recipes/*/results`. Each recipe's page says more of its settings a
   0 is in bold.
 * *Time of an epoch*, *time of inference*, *memory*: medians over seeds, relative to softmax in the
   same command, where a file has them. The memory is the largest of the process, with Keras.
-  `AGF, H_UV` and `performer` on JapaneseVowels were trained beside other work: do not compare
-  their times.
+  `AGF, H_UV` and `performer` on JapaneseVowels, and all of speech recognition, were trained beside
+  other work: do not compare their times.
 * *Published*: what the paper reports. Only runs with the protocol `published` repeat its settings,
   and those with `released` what its code sets.
 """
@@ -108,6 +108,9 @@ WORDS = """## In plain words
   models are small, and see 64 bytes.
 * **Source code.** Small models from scratch do not reach a bag of tokens. On bugs2fix p-LaT gains
   0.005 and GFSA nothing; on synthetic faults no model is far from a guess.
+* **Speech.** On spoken digits of a speaker who is not in the training data, GFSA in a small
+  Branchformer has fewer wrong words than plain attention with each of three seeds (0.150 against
+  0.202), and an interval that includes 0. In a small Transformer there is no difference.
 * **Pretrained models.** GFSA in MiniLM does not differ from the original on CoLA.
 * **Time series.** With the published protocol on JapaneseVowels, AGF and GFSA do not differ from
   plain attention; linear attention is 0.007 lower and the Performer 0.005 higher, within the
