@@ -223,7 +223,7 @@ def re_weighted(
     masks = [] if visible is None else [visible]
     weigh = _weights_with_gradient(numbers.epsilon**2)
     (weights,) = weigh(scores, pairs.distances, pairs.exponents, pairs.relevant, *masks)
-    return pairs.without_diagonal(weights, numbers, diagonal)
+    return pairs.kept(weights)
 
 
 def powers_of_distances(
@@ -239,7 +239,7 @@ def powers_of_distances(
     least = ops.cast(numbers.epsilon**2, pairs.distances.dtype)
     distances = ops.where(pairs.relevant, pairs.distances, least)
     powers = ops.exp(pairs.exponents * ops.log(distances))
-    return pairs.without_diagonal(powers, numbers, diagonal)
+    return pairs.kept(powers)
 
 
 class _Pairs(NamedTuple):
@@ -248,7 +248,7 @@ class _Pairs(NamedTuple):
     distances: Float[Tensor, "B N T S"]
     exponents: Float[Tensor, "N 1 1"]
     relevant: Bool[Tensor, "B? N? T S"]  # pairs of different tokens that are visible
-    is_changed: Bool[Tensor, "N 1 1"]  # heads with p != 2
+    dropped: Bool[Tensor, "N T S"] | None  # of a token with itself, where they shall be 0
 
     @classmethod
     def of(
@@ -274,16 +274,16 @@ class _Pairs(NamedTuple):
             relevant=relevant,
             centre=centre,
         )
-        return cls(distances, exponents, relevant, is_changed)
+        dropped = None
+        if numbers.drop_diagonal:
+            dropped = ops.logical_and(is_changed, ops.cast(diagonal, "bool"))
+        return cls(distances, exponents, relevant, dropped)
 
-    def without_diagonal(
-        self, weights: Float[Tensor, "B N T S"], numbers: PLaplacian, diagonal: Bool[Tensor, "T S"]
-    ) -> Float[Tensor, "B N T S"]:
-        """The weights, with zeros for a token on itself where the numbers ask for it."""
-        if not numbers.drop_diagonal:
+    def kept(self, weights: Float[Tensor, "B N T S"]) -> Float[Tensor, "B N T S"]:
+        """The weights, with zeros where pairs are dropped."""
+        if self.dropped is None:
             return weights
-        dropped = ops.logical_and(self.is_changed, ops.cast(diagonal, "bool"))
-        return ops.where(dropped, ops.cast(0.0, weights.dtype), weights)
+        return ops.where(self.dropped, ops.cast(0.0, weights.dtype), weights)
 
 
 class _Weights(NamedTuple):

@@ -47,16 +47,14 @@ def load(options: argparse.Namespace) -> GraphProblem:
             for part, size in enumerate(sizes)
         ]
         return GraphProblem(MADE, [], *splits)
+    files = ", ".join(f"{name}.pickle" for name in PARTS.values())
     if options.dataset == QUANTUM:
-        return _quantum(options)
+        refuse_missing({"rdkit": "rdkit"})
+        files = "split_dict.pt and raw/data.csv.gz"
     if options.data_dir is None:
-        files = ", ".join(f"{name}.pickle" for name in PARTS.values())
         raise UsageError(f"--dataset {options.dataset} needs --data-dir, with {files} in it")
     try:
-        molecules = read_zinc(options.data_dir, options.dataset == SUBSET)
-        splits = [
-            [graph_of(molecule, ZINC_ATOMS) for molecule in molecules[part]] for part in PARTS
-        ]
+        splits = (_quantum if options.dataset == QUANTUM else _zinc)(options)
     except FileNotFoundError as error:
         missing = Path(error.filename).name
         raise UsageError(f"--data-dir {options.data_dir} has no {missing}") from error
@@ -65,23 +63,17 @@ def load(options: argparse.Namespace) -> GraphProblem:
     return GraphProblem(options.dataset, [], *splits)
 
 
-def _quantum(options: argparse.Namespace) -> GraphProblem:
+def _zinc(options: argparse.Namespace) -> list[list[Graph]]:
+    """The three parts of ZINC."""
+    molecules = read_zinc(options.data_dir, options.dataset == SUBSET)
+    return [[graph_of(molecule, ZINC_ATOMS) for molecule in molecules[part]] for part in PARTS]
+
+
+def _quantum(options: argparse.Namespace) -> list[list[Graph]]:
     """PCQM4M: a part of its training molecules to validate on, its validation molecules to test."""
-    refuse_missing({"rdkit": "rdkit"})
-    if options.data_dir is None:
-        raise UsageError(
-            f"--dataset {QUANTUM} needs --data-dir, with split_dict.pt and raw/data.csv.gz in it"
-        )
-    try:
-        parts = read_pcqm4m(options.data_dir, options.train_examples, options.data_seed)
-    except FileNotFoundError as error:
-        missing = Path(error.filename).name
-        raise UsageError(f"--data-dir {options.data_dir} has no {missing}") from error
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--dataset {QUANTUM} cannot be read: {error}") from error
+    parts = read_pcqm4m(options.data_dir, options.train_examples, options.data_seed)
     training, test = parts.values()
-    random = np.random.default_rng([options.data_seed, 1])
-    order = random.permutation(len(training))
+    order = np.random.default_rng([options.data_seed, 1]).permutation(len(training))
     held_out = math.ceil(options.validation_fraction * len(training))
     if held_out == len(training):
         raise UsageError(
@@ -89,7 +81,7 @@ def _quantum(options: argparse.Namespace) -> GraphProblem:
             f"{len(training)} training molecules to train on"
         )
     validation, train = ([training[i] for i in np.sort(p)] for p in np.split(order, [held_out]))
-    return GraphProblem(QUANTUM, [], train, validation, test)
+    return [train, validation, test]
 
 
 def bond_types(options: argparse.Namespace) -> int:

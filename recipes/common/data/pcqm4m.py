@@ -15,7 +15,6 @@ import codecs
 import csv
 import gzip
 import io
-import itertools
 import math
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
@@ -202,8 +201,8 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): codecs.encode,
-    **dict.fromkeys(
-        itertools.product(("numpy.core.multiarray", "numpy._core.multiarray"), ("_reconstruct",)),
-        np.zeros(0).__reduce__()[0],
-    ),
+    **{
+        (f"numpy.{core}.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0]
+        for core in ("core", "_core")  # before NumPy 2, and from it on
+    },
 }
