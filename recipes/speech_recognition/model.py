@@ -18,7 +18,7 @@ from recipes.common.attentions import Trial
 from recipes.common.output.plot import save
 from recipes.common.training.layers import named_seed
 from recipes.common.training.optimizers import Noam, averaged, with_rates
-from recipes.common.training.runs import Training
+from recipes.common.training.runs import Training, averages_of
 from recipes.speech_recognition.batches import Recordings, lengths_of
 from recipes.speech_recognition.data import (
     BLANK,
@@ -173,7 +173,8 @@ class Recogniser(keras.Model):
     def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         values = super().evaluate(x, *args, **kwargs)
         if kwargs.get("return_dict"):
-            rates = error_rates(*self.heard(x))
+            with averages_of(self):
+                rates = error_rates(*self.heard(x))
             values |= {"word_error_rate": rates[0], "character_error_rate": rates[1]}
         return values
 

@@ -211,6 +211,32 @@ def test_the_loss_joins_all_alignments_and_smoothed_tokens():
     assert float(found) == pytest.approx(total / 5, rel=1e-5)
 
 
+def test_words_are_counted_with_the_averages_of_the_weights(monkeypatch):
+    options = options_of("--attention softmax --ema 0.9")
+    problem = RECIPE.load(options)
+    training = RECIPE.model.prepare(RECIPE.trial(problem, "softmax", options))
+    model, batches = training.model, training.validation_batches
+    optimizer = model.optimizer
+    optimizer.build(model.trainable_variables)
+    for average in optimizer._model_variables_moving_average:
+        average.assign(np.full(average.shape, 0.25))
+    before, seen = model.get_weights(), []
+
+    def heard(batches):
+        seen.extend(map(to_numpy, model.trainable_variables))
+        return ["a"], ["a"]
+
+    monkeypatch.setattr(model, "heard", heard)
+    for callbacks in (None, [keras.callbacks.SwapEMAWeights()]):
+        seen.clear()
+        values = model.evaluate(batches, verbose=0, return_dict=True, callbacks=callbacks)
+        assert values["word_error_rate"] == 0
+        assert seen
+        assert all((one == 0.25).all() for one in seen)
+        for one, other in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-7)  # TensorFlow swaps by sums
+
+
 def test_the_rate_rises_to_its_peak_and_falls_as_one_over_the_root():
     rate = Noam(2.0, 4)
     found = [float(rate(step)) for step in (0, 1, 3, 15)]

@@ -13,8 +13,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -296,6 +296,20 @@ def take_averages(model: keras.Model) -> None:
     """Sets the weights to their moving averages, if the optimizer has any."""
     if _with_averages(model):
         _optimizer(model).finalize_variable_values(model.trainable_variables)
+
+
+@contextmanager
+def averages_of(model: keras.Model) -> Iterator[None]:
+    """A context in which the weights are their moving averages, if the optimizer has any yet."""
+    callbacks = _with_averages(model) if _optimizer(model).built else []
+    for callback in callbacks:
+        callback.set_model(model)
+        callback.on_test_begin()
+    try:
+        yield
+    finally:
+        for callback in callbacks:
+            callback.on_test_end()
 
 
 def _with_averages(model: keras.Model) -> list[keras.callbacks.Callback]:
