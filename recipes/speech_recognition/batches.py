@@ -21,7 +21,8 @@ class Recordings(Buckets):
         lengths: Samples to pad to, one for each bucket.
         batch_size: Recordings of a batch.
         seed: Seed of the order and of the speeds; without one, no recording changes.
-        speeds: The speeds of which one is drawn for each recording, 1 for its own.
+        speeds: The speeds of which one is drawn for each recording, 1 for its own. Each is drawn as
+            often as the others.
         noise: Least and greatest ratio of a recording to the noise added to it, in decibels; one is
             drawn for each recording. Without a seed, or empty, there is no noise.
         batch_samples: Samples of a batch, padding counted, in place of `batch_size`.
@@ -40,11 +41,17 @@ class Recordings(Buckets):
     ) -> None:
         self.speeds, self.batch_samples = list(speeds), batch_samples
         self.noise = [] if seed is None else list(noise)
-        # at the slowest speed, so that a recording stays in its bucket: Keras takes the number of
-        # batches of the first epoch for that of all
-        self.slowest = _at_speed(split.lengths, min(speeds))
+        # recordings of about the same length, as many as there are speeds
+        order, count = np.argsort(-split.lengths, kind="stable"), len(self.speeds)
+        self.groups = [order[at : at + count] for at in range(0, len(order), count)]
+        self.buckets = []  # of each group, at each speed
         widths = np.ones(len(lengths), int)
-        np.maximum.at(widths, np.searchsorted(lengths, self.slowest), split.labels + 1)
+        for group in self.groups:
+            full = len(group) == count
+            at = [_at_speed(split.lengths[group].max(), one) for one in speeds]
+            buckets = np.searchsorted(lengths, at if full else [max(at)] * count)
+            np.maximum.at(widths, buckets, split.labels[group].max() + 1)
+            self.buckets.append(buckets)
         # each larger than the one before: on TensorFlow, Keras takes a size that is equal in the
         # first two batches for constant
         steps = np.arange(len(lengths))
@@ -52,10 +59,18 @@ class Recordings(Buckets):
         super().__init__(split, lengths, batch_size, seed)
 
     def start_epoch(self, epoch: int) -> None:
-        """Draws the speeds of an epoch, and orders its batches."""
+        """Draws the speeds of an epoch, and orders its batches.
+
+        A group has each speed once, and its longest recording decides on the buckets. So a bucket
+        has as many recordings in every epoch: Keras takes the number of batches of the first epoch
+        for that of all.
+        """
         random = np.random.default_rng([self.seed or 0, epoch, 1])
-        self.drawn = random.integers(0, len(self.speeds), len(self.slowest))
-        self.bucket = np.searchsorted(self.lengths, self.slowest)
+        self.drawn = np.zeros(len(self.split.lengths), int)
+        self.bucket = np.zeros(len(self.split.lengths), int)
+        for group, buckets in zip(self.groups, self.buckets, strict=True):
+            drawn = random.permutation(len(buckets))[: len(group)]
+            self.drawn[group], self.bucket[group] = drawn, buckets[drawn]
         super().start_epoch(epoch)
         # the first two are the shortest and the longest, so that all that may differ does
         lengths = [length for length, _ in self.batches]
@@ -124,6 +139,6 @@ def _at_speed(lengths: np.ndarray, speed: float) -> np.ndarray:
 
 def lengths_of(split: Split, others: list[Split], speeds: Sequence[float], count: int) -> list[int]:
     """Samples to pad to: up to `count` for the recordings of `split`, and the longest of all."""
-    slowest = _at_speed(split.lengths, min(speeds))
-    longest = max(slowest.max(), *(other.lengths.max() for other in others))
-    return bucket_lengths(slowest, int(longest), count)
+    lengths = np.concatenate([_at_speed(split.lengths, one) for one in speeds])
+    longest = max(lengths.max(), *(other.lengths.max() for other in others))
+    return bucket_lengths(lengths, int(longest), count)
