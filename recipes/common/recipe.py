@@ -164,12 +164,10 @@ class Recipe(abc.ABC):
         if not getattr(trial.options, "ema", 0.0):
             model.load_weights(weights)
             return model
-        from recipes.common.training.runs import take_averages
+        from recipes.common.training.runs import load_chosen
 
         trained = self.model.prepare(trial).model
-        trained.optimizer.build(trained.trainable_variables)
-        trained.load_weights(weights)
-        take_averages(trained)
+        load_chosen(trained, weights)
         model.set_weights(trained.get_weights())
         return model
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.common.attentions import Settings, label
+from recipes.common.attentions import Settings, Trial, label
 from recipes.common.command.options import add_published, check_heads
 from recipes.common.command.parsing import UsageError, at_least, number_in, run_program
+from recipes.common.data.sources import refuse_beside_preset
 from recipes.common.output.notes import (
     absent_note,
     coefficient_notes,
@@ -29,6 +30,16 @@ REPORTED = ("softmax", "gfsa")
 WORD_ERRORS = "word_error_rate"
 BEAM = f"{WORD_ERRORS}_beam"
 CONVOLUTIONS = {"transformer": 3, "branchformer": 2}
+# defaults of options: of the training from scratch, and of a preset; of models from scratch only
+TRAINING = {"epochs": 20, "batch_size": 16, "learning_rate": 2e-3, "warm_up": 150}
+PRESET_TRAINING = {"epochs": 3, "batch_size": 8, "learning_rate": 1e-4, "warm_up": 100}
+HINT = "{:g}; with --preset {:g}"
+SIZES = {"layers": 2, "d_model": 64, "heads": 2, "feed_forward": 256, "dropout": 0.1}
+SCRATCH = {
+    **{"model": "transformer", "decoder_layers": 1, "decoder_feed_forward": 256, "mel_bins": 80},
+    **{"time_warp": 5, "frequency_masks": [2, 20], "time_masks": [2, 20], "time_mask_share": 0.2},
+    **{"ctc_weight": 0.4, "temperature": 1.15, "language_model_weight": 0.6},
+}
 
 
 # Choi et al., arXiv 2312.04234: the training of its experiments on LibriSpeech
@@ -84,30 +95,37 @@ class SpeechRecognition(Recipe):
     attentions = ("softmax", "gfsa", "p_laplacian", "agf", "masked_kernel")
     by_default = ("softmax", "gfsa")
     results = "<dataset>-<model>"
-    training = {"epochs": 20, "batch_size": 16, "learning_rate": 2e-3, "warm_up": 150}
-    training |= {"weight_decay": 0.01, "ema": 0.0}
-    sizes = {"layers": 2, "d_model": 64, "heads": 2, "feed_forward": 256, "dropout": 0.1}
+    training = {**dict.fromkeys(TRAINING), "weight_decay": 0.01, "ema": 0.0}
+    sizes = dict.fromkeys(SIZES)
+    hints = {
+        **{name: str(value) for name, value in SIZES.items()},
+        **{name: HINT.format(TRAINING[name], PRESET_TRAINING[name]) for name in TRAINING},
+    }
     data_files = DATA_FILES
     packages = ("jiwer", "soundfile", "sentencepiece")
 
     def add_options(self, add: Callable[..., Any]) -> None:
         self.data.add_options(add)
-        add("--model", choices=tuple(CONVOLUTIONS), default="transformer", help="encoder")
+        preset = "Whisper or Moonshine of KerasHub, in place of --model: a name or a folder"
+        add("--preset", help=f"{preset}, such as moonshine_tiny_en")
+        where = "attention layers of --preset that become --attention [encoder]"
+        add("--where", help=where)
+        add("--model", choices=tuple(CONVOLUTIONS), help="encoder [transformer]")
         add_published(add, "the paper's training of --model on LibriSpeech")
         channels = {"type": _numbers, "metavar": "N,N,..."}
         add("--channels", **channels, help="of the convolutions [d,d,d; branchformer: 16,16]")
         kernels = "frames of the convolutions, odd numbers [7,7,7; branchformer: 3,3]"
         add("--kernels", **channels, help=kernels)
-        add("--decoder-layers", type=at_least(1), default=1, help="blocks of the decoder")
-        add("--decoder-feed-forward", type=at_least(1), default=256, help="of the decoder")
-        add("--mel-bins", type=at_least(8), default=80, help="features of a frame")
-        add("--time-warp", type=at_least(0), default=5, help="frames, in training")
+        add("--decoder-layers", type=at_least(1), help="blocks of the decoder [1]")
+        add("--decoder-feed-forward", type=at_least(1), help="of the decoder [256]")
+        add("--mel-bins", type=at_least(8), help="features of a frame [80]")
+        add("--time-warp", type=at_least(0), help="frames, in training [5]")
         masks = {"type": _masks, "metavar": "COUNT,WIDEST"}
-        add("--frequency-masks", **masks, default=[2, 20], help="bands hidden in training")
-        add("--time-masks", **masks, default=[2, 20], help="stretches hidden in training")
+        add("--frequency-masks", **masks, help="bands hidden in training [2,20]")
+        add("--time-masks", **masks, help="stretches hidden in training [2,20]")
         share = number_in(0.0, 1.01, open_low=True)
         most = "of an utterance, that one of --time-masks may hide"
-        add("--time-mask-share", type=share, default=0.2, help=most)
+        add("--time-mask-share", type=share, help=f"{most} [0.2]")
         speeds = "at which to train, one drawn for each recording"
         add("--speeds", type=_speeds, metavar="S,S,...", default=[0.9, 1.0, 1.1], help=speeds)
         noise = "ratio to the noise added in training, in decibels, one drawn for each recording"
@@ -118,8 +136,8 @@ class SpeechRecognition(Recipe):
         add("--accumulate", type=at_least(1), default=1, help="batches to a step of the weights")
         add("--clip", type=seconds, default=5.0, help="greatest norm of the gradient")
         add("--beam", type=at_least(1), default=8, help="hypotheses of the search")
-        add("--ctc-weight", type=number_in(0.0, 1.0), default=0.4, help="in the search")
-        add("--temperature", type=seconds, default=1.15, help="of the decoder in the search")
+        add("--ctc-weight", type=number_in(0.0, 1.0), help="in the search [0.4]")
+        add("--temperature", type=seconds, help="of the decoder in the search [1.15]")
         add(
             "--language-model",
             help="a .keras file, of recipes.speech_recognition.language_model, for the search",
@@ -127,23 +145,35 @@ class SpeechRecognition(Recipe):
         served = "length of recordings that the SavedModel takes, where jax writes it"
         add("--served-seconds", type=seconds, default=30.0, help=served)
         weight = number_in(0.0, math.inf)
-        add("--language-model-weight", type=weight, default=0.6, help="in the search")
+        add("--language-model-weight", type=weight, help="in the search [0.6]")
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
         if not options.published:
             return {}
-        return PUBLISHED_TRAINING | PUBLISHED_MODELS[options.model]
+        return PUBLISHED_TRAINING | PUBLISHED_MODELS[options.model or "transformer"]
 
     def refuse(self, options: argparse.Namespace) -> None:
         self.data.refuse(options)
+        if options.preset:
+            own = ["published", "tokens", "channels", "kernels", "language_model", *SCRATCH, *SIZES]
+            refuse_beside_preset(options, own)
+        elif options.where is not None:
+            raise UsageError(
+                "--where is an option of --preset: models from scratch have one encoder"
+            )
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
-        front = {"channels": [options.d_model] * 3, "kernels": [7, 7, 7]}
+        data = self.data.defaults(options)
+        if options.preset:
+            return {**data, **PRESET_TRAINING, "where": "encoder"}
+        front = {"channels": [options.d_model or SIZES["d_model"]] * 3, "kernels": [7, 7, 7]}
         if options.model == "branchformer":
             front = {"channels": [16, 16], "kernels": [3, 3]}
-        return {**self.data.defaults(options), **front}
+        return {**data, **TRAINING, **SIZES, **SCRATCH, **front}
 
     def finish(self, options: argparse.Namespace) -> None:
+        if options.preset:
+            return
         check_heads(options)
         count = CONVOLUTIONS[options.model]
         for name in ("channels", "kernels"):
@@ -169,6 +199,8 @@ class SpeechRecognition(Recipe):
                 other tokens.
         """
         problem: Problem = super().load(options)
+        if options.preset:
+            return problem
         for split in problem.splits.values():
             self.data.refuse_unalignable(split, max(1.0, *options.speeds))
         self.model.language_model_of(problem, options)
@@ -192,7 +224,17 @@ class SpeechRecognition(Recipe):
 
     def title(self, problem: Problem, options: argparse.Namespace) -> str:
         what = "synthetic tones" if problem.name == "synthetic" else problem.name
-        return f"{what}, {options.model}"
+        return f"{what}, {_name(options)}"
+
+    def folder(self, options: argparse.Namespace) -> str:
+        return f"{options.dataset}-{_name(options)}"
+
+    def best_model(self, trial: Trial, weights: Path) -> Any:
+        if not trial.options.preset:
+            return super().best_model(trial, weights)
+        from recipes.speech_recognition.pretrained import best_model
+
+        return best_model(trial, weights)
 
     def write_more(
         self, output: Path, runs: Sequence[Run], best: Any, problem: Problem, options: Any
@@ -204,8 +246,11 @@ class SpeechRecognition(Recipe):
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
         best = "at best test epoch: the best epoch on the test data; nothing is chosen by it."
+        searches = "greedy CTC; beam: the search that joins decoder and CTC"
+        if options.preset:
+            searches = f"greedy decoding; beam: the best of {options.beam} hypotheses"
         notes = [
-            "test word error rate: greedy CTC; beam: the search that joins decoder and CTC.",
+            f"test word error rate: {searches}.",
             *(best, *other_measures(results), *coefficient_notes(results)),
         ]
         for name in [row["attention"] for row in results["table"] if row["attention"] != "softmax"]:
@@ -234,6 +279,11 @@ def transcripts(runs: Sequence[Run]) -> list[dict[str, str]]:
         {"said": pair[0], **{name: heard[row][1] for name, heard in reversed(first.items())}}
         for row, pair in enumerate(said)
     ]
+
+
+def _name(options: argparse.Namespace) -> str:
+    """The name of the model, or of the preset, which may be a folder."""
+    return Path(options.preset).name if options.preset else str(options.model)
 
 
 def _numbers(text: str) -> list[int]:

@@ -1,5 +1,6 @@
 """Batches of recordings of about the same length; speeds and noise are drawn for each epoch."""
 
+import argparse
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -7,14 +8,15 @@ from typing import Any
 import numpy as np
 
 from recipes.common.data.batches import Buckets, bucket_lengths, filled_weights
-from recipes.speech_recognition.data import BLANK, END, START, Split
+from recipes.speech_recognition.data import Problem, Split, Vocabulary
 
 
 class Recordings(Buckets):
     """Batches of samples and transcripts, each of the length of its bucket.
 
-    Inputs are `samples` (B, S), `num_samples` (B,) and `tokens` (B, L), the transcript after the
-    start; labels (B, L) are the transcript and its end, then blanks.
+    Inputs are `samples` (B, S), `num_samples` (B,) and `tokens` (B, L), the transcript after its
+    prompt, which mostly is the start; labels (B, L) are the token after each, up to the end, and
+    then padding.
 
     Args:
         split: The recordings.
@@ -26,6 +28,7 @@ class Recordings(Buckets):
         noise: Least and greatest ratio of a recording to the noise added to it, in decibels; one is
             drawn for each recording. Without a seed, or empty, there is no noise.
         batch_samples: Samples of a batch, padding counted, in place of `batch_size`.
+        vocabulary: That of the transcripts, which has the `marks` around them.
     """
 
     def __init__(
@@ -38,8 +41,10 @@ class Recordings(Buckets):
         speeds: Sequence[float] = (1.0,),
         noise: Sequence[float] = (),
         batch_samples: int | None = None,
+        vocabulary: Any = Vocabulary,
     ) -> None:
         self.speeds, self.batch_samples = list(speeds), batch_samples
+        self.vocabulary = vocabulary
         self.noise = [] if seed is None else list(noise)
         # recordings of about the same length, as many as there are speeds
         order, count = np.argsort(-split.lengths, kind="stable"), len(self.speeds)
@@ -50,7 +55,7 @@ class Recordings(Buckets):
             full = len(group) == count
             at = [_at_speed(split.lengths[group].max(), one) for one in speeds]
             buckets = np.searchsorted(lengths, at if full else [max(at)] * count)
-            np.maximum.at(widths, buckets, split.labels[group].max() + 1)
+            np.maximum.at(widths, buckets, split.labels[group].max() + len(vocabulary.marks.prompt))
             self.buckets.append(buckets)
         # each larger than the one before: on TensorFlow, Keras takes a size that is equal in the
         # first two batches for constant
@@ -90,15 +95,15 @@ class Recordings(Buckets):
         weights = filled_weights(len(chosen), rows)
         width = self.widths[self.lengths.index(length)]
         samples = np.zeros((rows, length), "float32")
-        tokens = np.full((rows, width), BLANK, "int32")
-        labels = np.full((rows, width), BLANK, "int32")
+        prompt, end, padding = self.vocabulary.marks
+        tokens, labels = (np.full((rows, width), padding, "int32") for _ in range(2))
         counts = np.zeros(rows, "int32")
         for row, which in enumerate(np.resize(chosen, rows)):
             one = self._samples(which)
-            said = self.split.tokens[which]
             samples[row, : len(one)], counts[row] = one, len(one)
-            tokens[row, : len(said) + 1] = START, *said
-            labels[row, : len(said) + 1] = *said, END
+            said = [*prompt, *self.split.tokens[which]]
+            tokens[row, : len(said)] = said
+            labels[row, : len(said)] = *said[1:], end
         return {"samples": samples, "num_samples": counts, "tokens": tokens}, labels, weights
 
     def _samples(self, which: int) -> np.ndarray:
@@ -112,6 +117,27 @@ class Recordings(Buckets):
             random = np.random.default_rng([self.seed or 0, self.epoch, which, 2])
             samples = samples + _noise(samples, random.uniform(*self.noise), random)
         return samples
+
+
+def batches_of(
+    problem: Problem,
+    split: Split,
+    options: argparse.Namespace,
+    seed: int | None = None,
+    kind: type[Recordings] = Recordings,
+) -> Any:
+    """Recordings in batches; with a seed they are shuffled, and their speeds are drawn."""
+    lengths = lengths_of(
+        problem.train, list(problem.splits.values()), options.speeds, options.buckets
+    )
+    samples = options.batch_seconds and round(options.batch_seconds * problem.rate)
+    return kind(
+        *(split, lengths, options.batch_size, seed),
+        speeds=[1.0] if seed is None else options.speeds,
+        noise=options.noise,
+        batch_samples=samples,
+        vocabulary=problem.vocabulary,
+    )
 
 
 def _noise(samples: np.ndarray, ratio: float, random: np.random.Generator) -> np.ndarray:

@@ -25,6 +25,8 @@ BLANK, START, END, UNKNOWN = range(4)
 SPECIAL_NAMES = ("<blank>", "<start>", "<end>", "⁇")
 SPECIAL = len(SPECIAL_NAMES)
 UNITS = ("word", "character", "piece")
+SHOWN = 20  # transcripts in the results
+PRESET = "preset"  # the unit that only --preset has
 DATA_FILES = "the folder of the data set"
 DATASETS = ("synthetic", "digits", "librispeech", "folder")
 HOP = 0.010  # seconds between frames of features
@@ -50,11 +52,21 @@ class Recording(NamedTuple):
     text: str
 
 
+class Marks(NamedTuple):
+    """The ids around those of a transcript."""
+
+    prompt: Sequence[int]  # before it
+    end: int
+    padding: int
+
+
 class Vocabulary:
     """Tokens of transcripts: words, characters, or unigram pieces of sentencepiece.
 
     The ids from 0 on are blank, start, end, unknown, and then the tokens.
     """
+
+    marks = Marks([START], END, BLANK)
 
     def __init__(self, unit: str, texts: Sequence[str], pieces: int) -> None:
         self.unit = unit
@@ -143,7 +155,7 @@ class Problem:
 
     name: str
     rate: int
-    vocabulary: Vocabulary
+    vocabulary: Any  # a `Vocabulary`, or the `Preset` of a pretrained recogniser
     train: Split
     validation: Split
     tests: dict[str, Split]
@@ -195,6 +207,7 @@ def refuse(options: argparse.Namespace) -> None:
 def defaults(options: argparse.Namespace) -> dict[str, Any]:
     """The tokens and the sampling rate of a data set."""
     unit = {"digits": "word", "librispeech": "piece"}.get(options.dataset, "character")
+    unit = PRESET if getattr(options, "preset", None) else unit
     made = options.dataset in ("digits", "synthetic")
     return {"tokens": unit, "sampling_rate": DIGITS_RATE if made else 16000}
 
@@ -221,8 +234,26 @@ def load(options: argparse.Namespace) -> Problem:
             if not one.text.strip():
                 raise UsageError(f"{one.name} has an empty transcript: write it, or leave it out")
     texts = [one.text for one in parts["train"]]
-    vocabulary = Vocabulary(options.tokens, texts, options.pieces)
     rate = options.sampling_rate
+    if options.tokens == PRESET:
+        from recipes.speech_recognition.pretrained import Preset
+
+        vocabulary: Any = Preset(options.preset)
+        if vocabulary.rate != rate:
+            print(f"resampled from {rate} to {vocabulary.rate} samples a second", flush=True)
+            parts = {
+                name: [_resampled(one, rate, vocabulary.rate) for one in recordings]
+                for name, recordings in parts.items()
+            }
+            rate = vocabulary.rate
+        cut = sum(one.length > vocabulary.longest for each in parts.values() for one in each)
+        if cut:
+            seconds = f"{vocabulary.longest / rate:g} seconds that {options.preset} hears"
+            print(
+                f"{cut} recordings are longer than the {seconds}: the rest is cut off", flush=True
+            )
+    else:
+        vocabulary = Vocabulary(options.tokens, texts, options.pieces)
     splits = {
         name: Split(recordings, [vocabulary.encode(one.text) for one in recordings], rate)
         for name, recordings in parts.items()
@@ -443,6 +474,15 @@ def _read(path: Path, notes: dict[str, int] | None = None) -> tuple[np.ndarray, 
         note = f"{samples.shape[1]} channels, of which the mean is taken"
         notes[note] = notes.get(note, 0) + 1
     return samples.mean(axis=1), rate
+
+
+def _resampled(recording: Recording, rate: int, wanted: int) -> Recording:
+    """A recording in memory at another rate."""
+    samples = np.asarray(recording.samples)
+    if samples.dtype == np.int16:
+        samples = samples.astype("float32") / 32768
+    samples = _at_rate(samples, rate, wanted)
+    return recording._replace(samples=samples, length=len(samples))
 
 
 def _at_rate(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:

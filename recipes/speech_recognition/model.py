@@ -5,8 +5,10 @@ each frame, and of the decoder for each next token.
 """
 
 import argparse
+import importlib
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -17,46 +19,39 @@ from keras_graphattn.analysis import inspect_smoothing, plot_attention_maps, tok
 from recipes.common.attentions import Trial
 from recipes.common.output.plot import save
 from recipes.common.training.layers import named_seed
-from recipes.common.training.optimizers import Noam, averaged, with_rates
-from recipes.common.training.runs import Training, averages_of
-from recipes.speech_recognition.batches import Recordings, lengths_of
+from recipes.common.training.optimizers import noam_adam
+from recipes.common.training.runs import Training
+from recipes.speech_recognition.batches import Recordings, batches_of
 from recipes.speech_recognition.data import (
     BLANK,
     END,
     HOP,
+    PRESET,
+    SHOWN,
     START,
     SUBSAMPLING,
     Problem,
-    Split,
     encoder_frames,
 )
 from recipes.speech_recognition.decoder import TransformerDecoder
 from recipes.speech_recognition.encoders import encode
 from recipes.speech_recognition.features import LengthMask, SpecAugment, UtteranceNorm, log_mel
 from recipes.speech_recognition.language_model_training import read_language_model
-from recipes.speech_recognition.search import BeamSearch, error_rates, greedy_ctc
+from recipes.speech_recognition.search import BeamSearch, CountsWords, error_rates, greedy_ctc
 
 Tensor = Any
 CTC, ATTENTION = "ctc", "attention"  # the outputs
 LISTENED = ("samples", "num_samples")  # the inputs of the encoder
-SHOWN = 20  # transcripts in the results
 CTC_SHARE, SMOOTHING = 0.3, 0.1  # of the loss
 
 
 def prepare(trial: Trial) -> Training:
     """The compiled recogniser and the batches of one attention with one seed."""
     problem, options = trial.problem, trial.options
+    if options.preset:
+        return _pretrained().prepare(trial)
     model = trained(build(trial), problem)
-    rate = Noam(options.learning_rate, options.warm_up * options.accumulate)
-    optimizer = keras.optimizers.Adam(
-        rate,
-        beta_2=0.98,
-        weight_decay=options.weight_decay or None,
-        global_clipnorm=options.clip,
-        **averaged(options.ema),
-        gradient_accumulation_steps=options.accumulate if options.accumulate > 1 else None,
-    )
-    model.compile(optimizer=with_rates(optimizer, model))
+    model.compile(optimizer=noam_adam(model, options))
     return Training(
         model,
         batches_of(problem, problem.train, options, trial.seed),
@@ -64,23 +59,6 @@ def prepare(trial: Trial) -> Training:
         batches_of(problem, problem.test, options),
         measure=lambda: similarities(model, problem, trial),
         report=lambda: report(model, problem, options),
-    )
-
-
-def batches_of(
-    problem: Problem, split: Split, options: argparse.Namespace, seed: int | None = None
-) -> Recordings:
-    """Recordings in batches; with a seed they are shuffled, and their speeds are drawn."""
-    speeds = [1.0] if seed is None else options.speeds
-    lengths = lengths_of(
-        problem.train, list(problem.splits.values()), options.speeds, options.buckets
-    )
-    samples = options.batch_seconds and round(options.batch_seconds * problem.rate)
-    return Recordings(
-        *(split, lengths, options.batch_size, seed),
-        speeds=speeds,
-        noise=options.noise,
-        batch_samples=samples,
     )
 
 
@@ -130,7 +108,7 @@ def trained(model: keras.Model, problem: Problem) -> "Recogniser":
     return recogniser
 
 
-class Recogniser(keras.Model):
+class Recogniser(CountsWords):
     """A recogniser whose loss joins CTC and the decoder, and whose `evaluate` counts wrong words.
 
     The loss is 0.3 CTC + 0.7 cross-entropy with label smoothing, in float32, both summed over the
@@ -170,14 +148,6 @@ class Recogniser(keras.Model):
             loss = loss + ops.cast(more, "float32")
         return loss
 
-    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        values = super().evaluate(x, *args, **kwargs)
-        if kwargs.get("return_dict"):
-            with averages_of(self):
-                rates = error_rates(*self.heard(x))
-            values |= {"word_error_rate": rates[0], "character_error_rate": rates[1]}
-        return values
-
     def heard(self, batches: Recordings) -> tuple[list[str], list[str]]:
         """The transcripts of the real rows of all batches, and what greedy decoding hears."""
         references, hypotheses = [], []
@@ -205,8 +175,11 @@ def encoder_mask(model: keras.Model) -> Tensor:
 def served(model: keras.Model, options: argparse.Namespace) -> keras.Model:
     """The model that is exported: from samples to the ids of greedy CTC, -1 where there is none.
 
-    Its recordings have any length, and `--served-seconds` where jax writes the SavedModel.
+    Its recordings have any length, and `--served-seconds` where jax writes the SavedModel. That of
+    a preset has the inputs of its encoder, and returns the tokens of its decoder.
     """
+    if options.preset:
+        return _pretrained().served(model)
     seconds = options.served_seconds if keras.backend.backend() == "jax" else None
     size = None if seconds is None else round(seconds * options.sampling_rate)
     inputs = {
@@ -270,9 +243,13 @@ def language_model_of(problem: Problem, options: argparse.Namespace) -> Transfor
 
 def draw_attention(path: Path, model: keras.Model, problem: Problem) -> None:
     """Draws the matrices of the last layer's first head in the first test recording, if any."""
-    tensors, _, _ = Recordings(problem.test, [int(problem.test.lengths.max())], 1)[0]
-    inputs = {name: tensors[name] for name in LISTENED}  # of the encoder: no layer of the decoder
-    report = inspect_smoothing(listener(model), inputs, max_sequences=1)
+    if problem.vocabulary.unit == PRESET:
+        encoder = _pretrained().encoder_of(model.backbone)
+        inputs = _pretrained().first_recording(problem)
+    else:
+        tensors, _, _ = Recordings(problem.test, [int(problem.test.lengths.max())], 1)[0]
+        encoder, inputs = listener(model), {name: tensors[name] for name in LISTENED}
+    report = inspect_smoothing(encoder, inputs, max_sequences=1)
     with suppress(ValueError):  # no layer has a matrix
         save(plot_attention_maps(report, -1), path)
 
@@ -292,3 +269,8 @@ def similarities(model: keras.Model, problem: Problem, trial: Trial) -> list[flo
         found = measure.predict_on_batch({name: tensors[name] for name in inputs})
         values.append(np.array(found)[:, weights > 0])
     return [float(one) for one in np.concatenate(values, axis=1).mean(axis=1)]
+
+
+def _pretrained() -> ModuleType:
+    """What trains a preset; it needs KerasHub."""
+    return importlib.import_module("recipes.speech_recognition.pretrained")

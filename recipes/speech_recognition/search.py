@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import log_softmax, logsumexp
 
 from keras_graphattn.types import Bool, Float, Int, Tensor
+from recipes.common.training.runs import averages_of
 from recipes.speech_recognition.decoder import TransformerDecoder
 
 ROOM = 32  # tokens that a cache holds at first
@@ -355,6 +356,26 @@ def error_rates(references: list[str], hypotheses: list[str]) -> ErrorRates:
     import jiwer
 
     return ErrorRates(jiwer.wer(references, hypotheses), jiwer.cer(references, hypotheses))
+
+
+class CountsWords(keras.Model):
+    """A recogniser whose `evaluate` also counts wrong words in what it hears.
+
+    Where an optimizer has averages of the weights, it hears with them: Keras has put the weights
+    back when its own `evaluate` returns.
+    """
+
+    def heard(self, batches: Any) -> tuple[list[str], list[str]]:
+        """The transcripts of the real rows of all batches, and what the model hears."""
+        raise NotImplementedError
+
+    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        values = super().evaluate(x, *args, **kwargs)
+        if kwargs.get("return_dict"):
+            with averages_of(self):
+                rates = error_rates(*self.heard(x))
+            values |= {"word_error_rate": rates.words, "character_error_rate": rates.characters}
+        return values
 
 
 def _log_sum(x: Float[np.ndarray, "_ T"]) -> Float[np.ndarray, " _"]:

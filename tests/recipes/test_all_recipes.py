@@ -261,7 +261,7 @@ def data_options(name, folder="x"):
 MORE = {"code_classification": {"case_study.py", "encoder_decoders.py"}}
 MORE |= {"speech_recognition": {"batches.py", "decoder.py", "encoders.py", "features.py"}}
 MORE["speech_recognition"] |= {"language_model.py", "language_model_training.py", "search.py"}
-MORE["speech_recognition"].add("transcripts.py")
+MORE["speech_recognition"] |= {"pretrained.py", "transcripts.py"}
 
 
 @pytest.mark.parametrize("name", NAMES)

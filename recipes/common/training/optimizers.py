@@ -1,5 +1,6 @@
 """Learning rates, moving averages of weights, and the rate of filters' and masks' coefficients."""
 
+import argparse
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,19 @@ def averaged(momentum: float) -> dict[str, Any]:
     The averages are validated, tested and kept; training continues from the weights themselves.
     """
     return {"use_ema": momentum > 0, "ema_momentum": momentum or None}
+
+
+def noam_adam(model: keras.Model, options: argparse.Namespace) -> keras.optimizers.Optimizer:
+    """Adam under Noam's schedule, by the options of a recipe: for `model`, with all its rates."""
+    optimizer = keras.optimizers.Adam(
+        Noam(options.learning_rate, options.warm_up * options.accumulate),
+        beta_2=0.98,
+        weight_decay=options.weight_decay or None,
+        global_clipnorm=options.clip,
+        **averaged(options.ema),
+        gradient_accumulation_steps=options.accumulate if options.accumulate > 1 else None,
+    )
+    return with_rates(optimizer, model)
 
 
 def with_rates(

@@ -117,10 +117,7 @@ def _finish(
 ) -> dict[str, Any]:
     """Takes the weights of the chosen epoch, and what is recorded of the model with them."""
     model = training.model
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-    model.load_weights(weights_file(keeper.folder, keeper.state.best_epoch))
-    take_averages(model)
+    load_chosen(model, weights_file(keeper.folder, keeper.state.best_epoch))
     # processes share the work of one run; a run that an older version trained has no seconds
     is_measured = bool(keeper.state.seconds) and not is_shared(keeper.options)
     keeper.state.finished = True
@@ -292,8 +289,11 @@ def random_generators(model: keras.Model) -> list[keras.Variable]:
     ]
 
 
-def take_averages(model: keras.Model) -> None:
-    """Sets the weights to their moving averages, if the optimizer has any."""
+def load_chosen(model: keras.Model, weights: Path) -> None:
+    """Gives a compiled model the weights of a finished epoch: the averages, if it has any."""
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    model.load_weights(weights)
     if _with_averages(model):
         _optimizer(model).finalize_variable_values(model.trainable_variables)
 
