@@ -145,6 +145,12 @@ class MaskedKernelAttention(KernelLayer):
                 f"{kind}, `path` must be one of {list(paths)}. Received: path={path!r}"
             )
         feature_chunk = optional(whole())("feature_chunk", feature_chunk, {})
+        if mask is None and feature_chunk is not None:
+            raise ValueError(
+                "`feature_chunk` is an option of attention with a mask. Received: "
+                f"feature_chunk={feature_chunk}, mask=None. Set `mask`, or leave out "
+                "`feature_chunk`."
+            )
         chosen = optional_filter(filter, order)
         feature_map = feature_maps.get(feature_map)
         super().__init__(num_heads, key_dim, value_dim, dropout, feature_map=feature_map, **kwargs)
