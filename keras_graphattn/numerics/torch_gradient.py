@@ -44,7 +44,7 @@ def in_place(
         gradient: Callable of the tensors, of what `value` kept and of the gradients of the
             outputs. Returns one gradient, or `None`, for each tensor.
     """
-    if not _are_ordinary(tensors):
+    if not are_ordinary(tensors):
         return plain(*tensors)
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     with torch.no_grad():
@@ -57,7 +57,7 @@ def in_place(
     return outputs
 
 
-def _are_ordinary(tensors: Tensors) -> bool:
+def are_ordinary(tensors: Tensors) -> bool:
     """Whether these are tensors of one float type on a CPU, not traced or transformed by torch."""
     if traced_by_torch() or torch._C._are_functorch_transforms_active():
         return False

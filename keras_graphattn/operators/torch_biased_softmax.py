@@ -7,12 +7,11 @@ products with small gradients stay normal numbers too: their sum is far below th
 whose weights sum to 1.
 """
 
-from functools import partial
-
 import torch
+from torch.autograd.function import FunctionCtx
 
+from keras_graphattn.numerics import torch_gradient
 from keras_graphattn.numerics.precision import hidden_logit, masked_softmax
-from keras_graphattn.numerics.torch_gradient import Gradients, Tensors, in_place
 from keras_graphattn.types import Bool, Float, Tensor
 
 _SMALLEST = 1e-30
@@ -27,36 +26,42 @@ def biased_softmax(
 ) -> Float[Tensor, "B N T S"]:
     """`masked_softmax(scores + bias, visible)`.
 
-    With `overwrite`, the weights may take the memory of the scores if no gradient is recorded.
+    With `overwrite`, the weights may take the memory of the scores.
     """
     masks = [] if visible is None else [visible]
-    (weights,) = in_place(_plain, partial(_value, overwrite), _gradient, scores, bias, *masks)
-    return weights
+    if not torch_gradient.are_ordinary((scores, bias, *masks)):
+        return masked_softmax(scores + bias, *masks)
+    overwrite = overwrite and not (scores.is_leaf and scores.requires_grad)
+    return _BiasedSoftmax.apply(overwrite, scores, bias, *masks)
 
 
-def _plain(scores: Tensor, bias: Tensor, *masks: Tensor) -> Tensors:
-    return (masked_softmax(scores + bias, *masks),)
+class _BiasedSoftmax(torch.autograd.Function):  # type: ignore[misc]
+    """Keeps the weights only: the gradient, and that of the gradient, are functions of them."""
 
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, overwrite: bool, scores: Tensor, bias: Tensor, *masks: Tensor
+    ) -> Tensor:
+        if overwrite:
+            ctx.mark_dirty(scores)
+        out = scores.add_(bias) if overwrite else scores + bias
+        for visible in masks:
+            out.masked_fill_(~visible, hidden_logit())
+        torch.softmax(out, -1, out=out)
+        ranges = bias.amax((0, 2, 3)) - bias.amin((0, 2, 3))  # of each head, or of all
+        for head, size in enumerate(ranges.tolist()):
+            if not size < _NARROW:  # NaN too
+                weights = out if len(ranges) == 1 else out[:, head]
+                torch.nn.functional.threshold_(weights, _SMALLEST, 0.0)
+        for visible in masks:  # a row that sees nothing is 0, not an average
+            out.mul_(visible)
+        ctx.save_for_backward(out)
+        ctx.shape, ctx.masks = bias.shape, len(masks)
+        return out
 
-def _value(
-    overwrite: bool, keep: bool, scores: Tensor, bias: Tensor, *masks: Tensor
-) -> tuple[Tensors, Tensors]:
-    out = scores.add_(bias) if overwrite and not keep else scores + bias
-    for visible in masks:
-        out.masked_fill_(~visible, hidden_logit())
-    out = torch.softmax(out, -1, out=out)
-    ranges = bias.amax((0, 2, 3)) - bias.amin((0, 2, 3))  # of each head, or of all
-    for head, size in enumerate(ranges.tolist()):
-        if not size < _NARROW:  # NaN too
-            weights = out if len(ranges) == 1 else out[:, head]
-            torch.nn.functional.threshold_(weights, _SMALLEST, 0.0)
-    for visible in masks:  # a row that sees nothing is 0, not an average
-        out.mul_(visible)
-    return (out,), (out,) if keep else ()
-
-
-def _gradient(tensors: Tensors, kept: Tensors, upstream: Tensors) -> Gradients:
-    scores, bias, *masks = tensors
-    slopes = torch._softmax_backward_data(upstream[0], kept[0], -1, scores.dtype)
-    of_bias = slopes.sum_to_size(bias.shape) if bias.requires_grad else None
-    return slopes, of_bias, *(None for _ in masks)
+    @staticmethod
+    def backward(ctx: FunctionCtx, upstream: Tensor) -> torch_gradient.Gradients:
+        (weights,) = ctx.saved_tensors
+        slopes = torch._softmax_backward_data(upstream, weights, -1, weights.dtype)
+        of_bias = slopes.sum_to_size(ctx.shape) if ctx.needs_input_grad[2] else None
+        return None, slopes, of_bias, *[None] * ctx.masks

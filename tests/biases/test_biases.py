@@ -361,3 +361,28 @@ def test_a_bias_that_is_added_twice_is_one_bias_after_loading_too():
     expected = 2.0 * to_numpy(bias.dense(5))
     np.testing.assert_allclose(to_numpy(twice.dense(5)), expected, rtol=1e-6)
     np.testing.assert_allclose(to_numpy(again.dense(5)), expected, rtol=1e-6)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="torch's own form")
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_weights_under_a_bias_take_the_memory_of_the_scores(heads):
+    from keras_graphattn.operators.torch_biased_softmax import biased_softmax
+
+    generator = torch.Generator().manual_seed(0)
+    leaf, bias = (
+        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        for shape in ((2, 2, 3, 5), (1, heads, 3, 5))
+    )
+    visible = torch.rand((2, 1, 3, 5), generator=generator) > 0.3
+    visible[0, 0, 1] = False  # a row that sees nothing
+
+    def function(scores, bias):
+        return biased_softmax(1.0 * scores, bias, visible, overwrite=True)
+
+    assert torch.autograd.gradcheck(function, (leaf, bias))
+    assert torch.autograd.gradgradcheck(function, (leaf, bias))
+    scores, kept = 1.0 * leaf, []
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda one: one):
+        weights = biased_softmax(scores, bias, visible, overwrite=True)
+    assert weights.data_ptr() == scores.data_ptr()
+    assert [one.data_ptr() for one in kept] == [weights.data_ptr()]

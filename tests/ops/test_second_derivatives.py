@@ -36,7 +36,7 @@ from keras_graphattn.operators import (
 )
 from keras_graphattn.operators.device_kernels import Kernels
 from keras_graphattn.operators.p_laplacian import pair_distances
-from keras_graphattn.operators.softmax import with_bias
+from keras_graphattn.operators.softmax import Logits, with_bias
 from keras_graphattn.ops import (
     exponential_tree_product,
     forest_from_parents,
@@ -217,6 +217,7 @@ SIZES = [series_sizes(RADIUS, 1.0, 1e-6, longest) for longest in (32.0, 1.0)]
 HEAT = Heat(POSITIVE, SHIFT, *SIZES)
 WALKS = RANDOM.integers(-1, 7, (2, 7, 2, 3)).astype("int32")
 LEFT, RIGHT = graph_random_features(CYCLE, 2, 4, 0)
+VISIBLE = RANDOM.random((3, 1, 5, 7)) > 0.3
 
 CASES = {
     "twice": Case(twice(), attention_arrays(), ("operators.blockwise._twice",)),
@@ -233,6 +234,11 @@ CASES = {
         with_bias,
         (normal(3, HEADS, 5, 7), normal(1, HEADS, 5, 7, seed=1)),
         ("operators.softmax.with_bias",),
+    ),
+    "softmax under a bias": Case(
+        lambda scores, bias: Logits(bias=bias).weights(1.0 * scores, VISIBLE, overwrite=True)[0],
+        (normal(3, HEADS, 5, 7), normal(1, HEADS, 5, 7, seed=1)),
+        ("operators.torch_biased_softmax._BiasedSoftmax",),
     ),
     "ring": Case(around_a_ring, attention_arrays(), ("operators.jax_ring._applied",)),
     "decay": Case(decayed, long_arrays(), ("operators.pallas_decay._function",)),
@@ -278,7 +284,7 @@ CASES = {
     "distances": distances(),
 }
 FAST = ("bias", "twice, causal, padded", "trees of a batch", "tree, depths", "sparse", "distances")
-FAST += ("p-Laplacian", "p-Laplacian, blockwise")
+FAST += ("softmax under a bias", "p-Laplacian", "p-Laplacian, blockwise")
 MASKS = {
     "tree": lambda: tree(7),
     "tree, table": lambda: tree(7, function="table"),
