@@ -89,6 +89,11 @@ PUBLISHED = {
     "drop_path": 0.1,
     "dropout": 0.0,
 }
+# the schedules of CaiT (arXiv 2103.17239) and Swin (arXiv 2103.14030), where they differ
+PUBLISHED_SCHEDULES = {
+    "cait": {"epochs": 400},
+    "swin": {"warm_up_epochs": 20, "repeats": 1, "clip": 5.0},
+}
 # the settings that differ in GFSA's released code
 RELEASED = {**PUBLISHED, "epochs": 500}
 ORDERS = {"deit": 3, "cait": 4, "swin": 3}  # K of GFSA; arXiv 2312.04234, Section 5.4
@@ -140,6 +145,8 @@ class ImageClassification(Recipe):
         warm_up = f"epochs until the peak of the learning rate [{HINTS['warm_up_epochs']}]"
         add("--warm-up-epochs", type=number_in(0.0, math.inf), help=warm_up)
         add("--label-smoothing", type=share, default=0.0, help="share that all classes get")
+        clip = "greatest norm of the gradient [any]"
+        add("--clip", type=number_in(0.0, math.inf, open_low=True), help=clip)
         accumulate = "batches of one update of the weights"
         add("--accumulate", type=at_least(1), default=1, help=accumulate)
         # changes of training images
@@ -182,6 +189,8 @@ class ImageClassification(Recipe):
                 "--published and --released train from scratch: give one of them or --preset"
             )
         settings = dict(RELEASED if options.released else PUBLISHED)
+        if options.published:
+            settings |= PUBLISHED_SCHEDULES.get(options.model, {})
         if options.model == "swin":
             settings["drop_path"] = 0.3
         if options.size == "deit-small-24":

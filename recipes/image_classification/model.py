@@ -87,6 +87,7 @@ def compile_model(
     optimizer = keras.optimizers.AdamW(
         rate,
         weight_decay=options.weight_decay,
+        global_clipnorm=options.clip,
         **averaged(options.ema),
         gradient_accumulation_steps=options.accumulate if options.accumulate > 1 else None,
     )

@@ -120,6 +120,11 @@ def image_classification_cases():
     first = "--dataset imagenet100 --model deit --published --attention agf"
     yield first, {"where": "first:1"}, {"agf": agf(4, 0, -0.5, 0, layers=12)}, []
     yield "--model deit --size deit-small-24 --published", {"dropout": 0.2, "where": "all"}
+    yield "--model cait --published", {"epochs": 400, "repeats": 3, "clip": None}
+    swin = {"epochs": 300, "warm_up_epochs": 20, "repeats": 1, "clip": 5.0, "drop_path": 0.3}
+    yield "--model swin --attention gfsa --published", swin
+    swin = {"warm_up_epochs": 5, "repeats": 3, "clip": None}
+    yield "--model swin --attention gfsa --released", swin
     released = "--model cait --released --seeds 1 --epochs 400"
     yield released, {}, {"gfsa": first_order(order=4)}, ["epochs 400 (published: 500)"]
     swin = "--dataset imagenet2012 --model swin --attention gfsa --released"
