@@ -25,7 +25,6 @@ BLANK, START, END, UNKNOWN = range(4)
 SPECIAL_NAMES = ("<blank>", "<start>", "<end>", "⁇")
 SPECIAL = len(SPECIAL_NAMES)
 UNITS = ("word", "character", "piece")
-SHOWN = 20  # transcripts in the results
 PRESET = "preset"  # the unit that only --preset has
 DATA_FILES = "the folder of the data set"
 DATASETS = ("synthetic", "digits", "librispeech", "folder")
@@ -478,10 +477,7 @@ def _read(path: Path, notes: dict[str, int] | None = None) -> tuple[np.ndarray, 
 
 def _resampled(recording: Recording, rate: int, wanted: int) -> Recording:
     """A recording in memory at another rate."""
-    samples = np.asarray(recording.samples)
-    if samples.dtype == np.int16:
-        samples = samples.astype("float32") / 32768
-    samples = _at_rate(samples, rate, wanted)
+    samples = _at_rate(Split([recording], [], rate).samples(0), rate, wanted)
     return recording._replace(samples=samples, length=len(samples))
 
 

@@ -27,7 +27,6 @@ from recipes.speech_recognition.data import (
     END,
     HOP,
     PRESET,
-    SHOWN,
     START,
     SUBSAMPLING,
     Problem,
@@ -37,7 +36,13 @@ from recipes.speech_recognition.decoder import TransformerDecoder
 from recipes.speech_recognition.encoders import encode
 from recipes.speech_recognition.features import LengthMask, SpecAugment, UtteranceNorm, log_mel
 from recipes.speech_recognition.language_model_training import read_language_model
-from recipes.speech_recognition.search import BeamSearch, CountsWords, error_rates, greedy_ctc
+from recipes.speech_recognition.search import (
+    BeamSearch,
+    CountsWords,
+    Transcripts,
+    greedy_ctc,
+    reported,
+)
 
 Tensor = Any
 CTC, ATTENTION = "ctc", "attention"  # the outputs
@@ -148,7 +153,7 @@ class Recogniser(CountsWords):
             loss = loss + ops.cast(more, "float32")
         return loss
 
-    def heard(self, batches: Recordings) -> tuple[list[str], list[str]]:
+    def heard(self, batches: Recordings) -> Transcripts:
         """The transcripts of the real rows of all batches, and what greedy decoding hears."""
         references, hypotheses = [], []
         for inputs, labels, weights in (batches[place] for place in range(batches.num_batches)):
@@ -211,24 +216,19 @@ def report(model: Recogniser, problem: Problem, options: argparse.Namespace) -> 
     encoded, frame_mask = model.get_layer("encoded").output, encoder_mask(model)
     scores = ops.log_softmax(model.output[CTC], axis=-1)
     encoder = keras.Model(inputs, [encoded, frame_mask, scores])
-    values: dict[str, Any] = {}
-    for number, (name, split) in enumerate(problem.tests.items()):
-        batches = batches_of(problem, split, options)
-        pairs = []
+
+    def searched(batches: Recordings) -> Transcripts:
+        references, hypotheses = [], []
         for tensors, labels, weights in (batches[place] for place in range(batches.num_batches)):
             found = search(*encoder.predict_on_batch({name: tensors[name] for name in inputs}))
             for row in np.flatnonzero(weights):
-                said, heard = labels[row], found[row].tokens
-                pairs.append([problem.vocabulary.decode(one) for one in (said, heard)])
-        rates = error_rates(*map(list, zip(*pairs, strict=True)))
-        suffix = f"_{name.replace('-', '_')}" if number else ""
-        if number:
-            greedy = model.heard(batches)
-            values[f"test_word_error_rate{suffix}"] = error_rates(*greedy).words
-        values[f"test_word_error_rate_beam{suffix}"] = rates.words
-        values[f"test_character_error_rate_beam{suffix}"] = rates.characters
-        values.setdefault("transcripts", pairs[:SHOWN])
-    return values
+                references.append(problem.vocabulary.decode(labels[row]))
+                hypotheses.append(problem.vocabulary.decode(found[row].tokens))
+        return references, hypotheses
+
+    tests = {name: batches_of(problem, split, options) for name, split in problem.tests.items()}
+    greedy = {name: model.heard(tests[name]) for name in list(tests)[1:]}
+    return reported(greedy, {name: searched(batches) for name, batches in tests.items()})
 
 
 def language_model_of(problem: Problem, options: argparse.Namespace) -> TransformerDecoder | None:

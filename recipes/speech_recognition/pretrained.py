@@ -26,9 +26,9 @@ from recipes.common.training.layers import converted, similarity_by_depth
 from recipes.common.training.optimizers import noam_adam
 from recipes.common.training.runs import Training, load_chosen
 from recipes.speech_recognition.batches import Recordings, batches_of
-from recipes.speech_recognition.data import SHOWN, Marks, Problem
+from recipes.speech_recognition.data import Marks, Problem, Split
 from recipes.speech_recognition.features import PACKAGE
-from recipes.speech_recognition.search import CountsWords, error_rates
+from recipes.speech_recognition.search import CountsWords, Transcripts, reported
 
 Inputs = dict[str, Any]
 FORM = " as Whisper or Moonshine"  # of a preset
@@ -220,16 +220,15 @@ def prepare(trial: Trial) -> Training:
     problem, options = trial.problem, trial.options
     task = build(trial)
     model = trained(task, options)
-    train, validation, test = (
-        batches_of(problem, split, options, seed, PresetRecordings)
-        for split, seed in (
-            (problem.train, trial.seed),
-            (problem.validation, None),
-            (problem.test, None),
-        )
-    )
+
+    def batches(split: Split, seed: int | None = None) -> PresetRecordings:
+        return batches_of(problem, split, options, seed, PresetRecordings)
+
     return Training(
-        *(model, train, validation, test),
+        model,
+        batches(problem.train, trial.seed),
+        batches(problem.validation),
+        batches(problem.test),
         measure=lambda: similarity_by_depth(encoder_of(task.backbone), first_recording(problem)),
         report=lambda: report(task, problem, options),
     )
@@ -288,7 +287,7 @@ def trained(task: Any, options: argparse.Namespace) -> "PresetRecogniser":
 class PresetRecogniser(CountsWords):
     """The layers of a task of KerasHub; its loss is the mean over the tokens that count."""
 
-    def heard(self, batches: PresetRecordings) -> tuple[list[str], list[str]]:
+    def heard(self, batches: PresetRecordings) -> Transcripts:
         return self.transcribe(batches)
 
 
@@ -299,7 +298,7 @@ def best_model(trial: Trial, weights: Path) -> Any:
     return task
 
 
-def transcripts(task: Any, batches: PresetRecordings) -> tuple[list[str], list[str]]:
+def transcripts(task: Any, batches: PresetRecordings) -> Transcripts:
     """The transcripts of the real rows of all batches, and what the task's sampler says."""
     vocabulary, prompt = task.vocabulary, task.vocabulary.marks.prompt
     references, hypotheses = [], []
@@ -328,23 +327,13 @@ def prompted(marks: Marks, rows: int, room: int) -> Inputs:
 
 def report(task: Any, problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
     """Error rates of a beam search on the tests, and what it hears in some recordings."""
-    batches = {
+    tests = {
         name: batches_of(problem, split, options, kind=PresetRecordings)
         for name, split in problem.tests.items()
     }
-    greedy = {name: transcripts(task, batches[name]) for name in list(batches)[1:]}
+    greedy = {name: transcripts(task, tests[name]) for name in list(tests)[1:]}
     task.compile(sampler=keras_hub.samplers.BeamSampler(num_beams=options.beam))
-    values: dict[str, Any] = {}
-    for number, name in enumerate(batches):
-        pairs = transcripts(task, batches[name])
-        suffix = f"_{name.replace('-', '_')}" if number else ""
-        if number:
-            values[f"test_word_error_rate{suffix}"] = error_rates(*greedy[name]).words
-        rates = error_rates(*pairs)
-        values[f"test_word_error_rate_beam{suffix}"] = rates.words
-        values[f"test_character_error_rate_beam{suffix}"] = rates.characters
-        values.setdefault("transcripts", [list(one) for one in zip(*pairs, strict=True)][:SHOWN])
-    return values
+    return reported(greedy, {name: transcripts(task, batches) for name, batches in tests.items()})
 
 
 def first_recording(problem: Problem) -> Inputs:

@@ -5,6 +5,7 @@ networks run on the backend, one token of each hypothesis at a time; all else is
 """
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -16,6 +17,8 @@ from recipes.common.training.runs import averages_of
 from recipes.speech_recognition.decoder import TransformerDecoder
 
 ROOM = 32  # tokens that a cache holds at first
+SHOWN = 20  # transcripts in the results
+Transcripts = tuple[list[str], list[str]]  # what is said, and what is heard
 TINY = 1e-290  # below it, float64 loses digits
 
 
@@ -358,6 +361,25 @@ def error_rates(references: list[str], hypotheses: list[str]) -> ErrorRates:
     return ErrorRates(jiwer.wer(references, hypotheses), jiwer.cer(references, hypotheses))
 
 
+def reported(
+    greedy: Mapping[str, Transcripts], searched: Mapping[str, Transcripts]
+) -> dict[str, Any]:
+    """What a run reports of its tests, by name: error rates, and some transcripts of the first.
+
+    `greedy` has the tests that are not evaluated in training: all but the first one.
+    """
+    values: dict[str, Any] = {}
+    for number, (name, heard) in enumerate(searched.items()):
+        suffix = f"_{name.replace('-', '_')}" if number else ""
+        if name in greedy:
+            values[f"test_word_error_rate{suffix}"] = error_rates(*greedy[name]).words
+        rates = error_rates(*heard)
+        values[f"test_word_error_rate_beam{suffix}"] = rates.words
+        values[f"test_character_error_rate_beam{suffix}"] = rates.characters
+        values.setdefault("transcripts", [list(pair) for pair in zip(*heard, strict=True)][:SHOWN])
+    return values
+
+
 class CountsWords(keras.Model):
     """A recogniser whose `evaluate` also counts wrong words in what it hears.
 
@@ -365,7 +387,7 @@ class CountsWords(keras.Model):
     back when its own `evaluate` returns.
     """
 
-    def heard(self, batches: Any) -> tuple[list[str], list[str]]:
+    def heard(self, batches: Any) -> Transcripts:
         """The transcripts of the real rows of all batches, and what the model hears."""
         raise NotImplementedError
 

@@ -22,6 +22,7 @@ from recipes.speech_recognition.search import (
     error_rates,
     greedy_ctc,
     log_product,
+    reported,
 )
 from recipes.speech_recognition.transcripts import Sentences
 from tests.numerics import to_numpy
@@ -371,6 +372,20 @@ def test_error_rates_are_those_of_jiwer_s_own_examples():
     rates = error_rates(["i can spell", "i hope"], ["i kan cpell", "i hop"])
     assert rates.characters == pytest.approx(3 / 17)
     assert error_rates(["a b"], [""]) == (1.0, 1.0)
+
+
+def test_what_is_reported_of_two_tests():
+    said = ["one two", "three"]
+    searched = {"test-clean": (said, ["one two", "tree"]), "test-other": (said, ["one", "three"])}
+    values = reported({"test-other": (said, ["", ""])}, searched)
+    assert values.pop("test_character_error_rate_beam") == pytest.approx(1 / 12)
+    assert values.pop("test_character_error_rate_beam_test_other") == pytest.approx(4 / 12)
+    assert values == {
+        "test_word_error_rate_beam": pytest.approx(1 / 3),
+        "transcripts": [["one two", "one two"], ["three", "tree"]],
+        "test_word_error_rate_test_other": 1.0,
+        "test_word_error_rate_beam_test_other": pytest.approx(1 / 3),
+    }
 
 
 def test_batches_of_sentences_count_each_token_and_end_once():
