@@ -17,6 +17,7 @@ from keras import layers, ops
 
 from keras_graphattn.analysis import inspect_smoothing, plot_attention_maps, token_similarity
 from recipes.common.attentions import Trial
+from recipes.common.data.batches import in_turn
 from recipes.common.output.plot import save
 from recipes.common.training.layers import named_seed
 from recipes.common.training.optimizers import noam_adam
@@ -153,10 +154,10 @@ class Recogniser(CountsWords):
             loss = loss + ops.cast(more, "float32")
         return loss
 
-    def heard(self, batches: Recordings) -> Transcripts:
+    def heard(self, batches: Any) -> Transcripts:
         """The transcripts of the real rows of all batches, and what greedy decoding hears."""
         references, hypotheses = [], []
-        for inputs, labels, weights in (batches[place] for place in range(batches.num_batches)):
+        for inputs, labels, weights in in_turn(batches):
             scores, mask = self.listen({name: inputs[name] for name in LISTENED})
             ids = greedy_ctc(scores, mask, BLANK)
             for row in np.flatnonzero(weights):
@@ -219,7 +220,7 @@ def report(model: Recogniser, problem: Problem, options: argparse.Namespace) -> 
 
     def searched(batches: Recordings) -> Transcripts:
         references, hypotheses = [], []
-        for tensors, labels, weights in (batches[place] for place in range(batches.num_batches)):
+        for tensors, labels, weights in in_turn(batches):
             found = search(*encoder.predict_on_batch({name: tensors[name] for name in inputs}))
             for row in np.flatnonzero(weights):
                 references.append(problem.vocabulary.decode(labels[row]))
@@ -264,8 +265,7 @@ def similarities(model: keras.Model, problem: Problem, trial: Trial) -> list[flo
     measure = keras.Model(inputs, [token_similarity(one, mask) for one in (before, *blocks)])
     batches = batches_of(problem, problem.test, options)
     values = []
-    for place in range(batches.num_batches):
-        tensors, _, weights = batches[place]
+    for tensors, _, weights in in_turn(batches):
         found = measure.predict_on_batch({name: tensors[name] for name in inputs})
         values.append(np.array(found)[:, weights > 0])
     return [float(one) for one in np.concatenate(values, axis=1).mean(axis=1)]

@@ -20,6 +20,7 @@ from keras import layers, ops
 from keras_graphattn.types import Float, Int, Tensor
 from recipes.common.attentions import Trial
 from recipes.common.command.parsing import UsageError
+from recipes.common.data.batches import in_turn
 from recipes.common.data.sources import loading_preset, refuse_converted
 from recipes.common.storage import atomically
 from recipes.common.training.layers import converted, similarity_by_depth
@@ -287,7 +288,7 @@ def trained(task: Any, options: argparse.Namespace) -> "PresetRecogniser":
 class PresetRecogniser(CountsWords):
     """The layers of a task of KerasHub; its loss is the mean over the tokens that count."""
 
-    def heard(self, batches: PresetRecordings) -> Transcripts:
+    def heard(self, batches: Any) -> Transcripts:
         return self.transcribe(batches)
 
 
@@ -298,11 +299,11 @@ def best_model(trial: Trial, weights: Path) -> Any:
     return task
 
 
-def transcripts(task: Any, batches: PresetRecordings) -> Transcripts:
+def transcripts(task: Any, batches: Any) -> Transcripts:
     """The transcripts of the real rows of all batches, and what the task's sampler says."""
     vocabulary, prompt = task.vocabulary, task.vocabulary.marks.prompt
     references, hypotheses = [], []
-    for inputs, labels, weights in (batches[place] for place in range(batches.num_batches)):
+    for inputs, labels, weights in in_turn(batches):
         spoken = task.generate(
             {**inputs, **prompted(vocabulary.marks, len(labels), task.room)},
             stop_token_ids=(vocabulary.marks.end,),

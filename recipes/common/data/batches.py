@@ -1,11 +1,13 @@
 """Batches of constant shapes, in an order that depends on the seed and the epoch only.
 
 `Batches` of arrays of one length, `Windows` over one long row of tokens, and `Buckets` of sequences
-of about the same length; `OfProcess` has the rows of one of several processes. Interrupted training
+of about the same length; `OfProcess` has the rows of one of several processes, and `untuned` is the
+form for TensorFlow. Interrupted training
 continues with the same batches as without the interruption. The last batch is filled up with rows
 of weight 0: nothing is compiled twice.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -135,6 +137,37 @@ class OfProcess(keras.utils.PyDataset):
     def _share(self, array: np.ndarray) -> np.ndarray:
         rows = len(array) // self.count
         return array[self.number * rows :][:rows]
+
+
+def untuned(batches: keras.utils.PyDataset) -> Any:
+    """A `tf.data.Dataset` of the batches that TensorFlow does not tune.
+
+    Keras makes one that is tuned after 10 ms, 20 ms, 40 ms and so on. The end of an epoch waits for
+    the next of these times, so an epoch takes up to twice as long as its steps.
+    """
+    import tensorflow as tf
+
+    def signature(*arrays: np.ndarray) -> tf.TensorSpec:
+        sizes = zip(*(array.shape for array in arrays), strict=True)
+        shape = [first if first == second else None for first, second in sizes]
+        return tf.TensorSpec(shape, arrays[0].dtype)
+
+    count = batches.num_batches
+    signatures = keras.tree.map_structure(signature, batches[0], batches[min(1, count - 1)])
+    data = tf.data.Dataset.from_generator(
+        lambda: (batches[index] for index in range(count)), output_signature=signatures
+    )
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    counted = data.apply(tf.data.experimental.assert_cardinality(count))
+    return counted.prefetch(2).with_options(options)
+
+
+def in_turn(batches: Any) -> Iterator[Batch]:
+    """The batches of a `PyDataset`, or of its `untuned` form, as arrays."""
+    if isinstance(batches, keras.utils.PyDataset):
+        return (batches[index] for index in range(batches.num_batches))
+    return batches.as_numpy_iterator()
 
 
 def bucket_lengths(lengths: np.ndarray, longest: int, count: int = 4) -> list[int]:

@@ -24,7 +24,7 @@ import numpy as np
 from recipes.common.attentions import Trial
 from recipes.common.command.devices import on_devices
 from recipes.common.command.processes import check_equal, is_shared, is_writer
-from recipes.common.data.batches import Batches, OfProcess
+from recipes.common.data.batches import Batches, OfProcess, untuned
 from recipes.common.storage import atomically, check_room, write_csv, write_json
 from recipes.common.training.optimizers import coefficient_report
 from recipes.common.training.records import (
@@ -84,8 +84,8 @@ def train_run(
         keeper.restore(model)
         if not state.ends(options.epochs, options.patience):
             model.fit(
-                rows_of_process(batches, options),
-                validation_data=validation and rows_of_process(validation, options),
+                for_keras(batches, options),
+                validation_data=validation and for_keras(validation, options),
                 epochs=options.epochs,
                 initial_epoch=state.epoch,
                 shuffle=False,
@@ -168,8 +168,10 @@ def peak_memory() -> int:
     return largest if sys.platform == "darwin" else 1024 * largest
 
 
-def rows_of_process(batches: Batches, options: Any) -> keras.utils.PyDataset:
-    """The rows of the batches that this process passes to its devices."""
+def for_keras(batches: Batches, options: Any) -> Any:
+    """The batches as `fit` and `evaluate` take them: of several processes, the rows of this one."""
+    if keras.backend.backend() == "tensorflow":
+        return untuned(batches)
     if not is_shared(options):
         return batches
     import jax
@@ -196,7 +198,8 @@ class KeepRun(keras.callbacks.Callback):
         self.folder = output / "runs" / name
         self.history_file = output / "histories" / f"{name}.csv"
         self.state, self.criterion = state, criterion
-        self.batches, self.test_batches = training.batches, training.test_batches
+        self.batches, tests = training.batches, training.test_batches
+        self.test_data = tests and for_keras(tests, options)
         self.options, self.is_writer = options, is_writer(options)
         self.epochs, self.patience = options.epochs, options.patience
 
@@ -232,12 +235,9 @@ class KeepRun(keras.callbacks.Callback):
                 f"after {steps} steps in all. Use a lower --learning-rate or --precision float32, "
                 "and --overwrite to begin anew"
             )
-        if self.test_batches is not None:
+        if self.test_data is not None:
             test = self.model.evaluate(
-                rows_of_process(self.test_batches, self.options),
-                verbose=0,
-                return_dict=True,
-                callbacks=_with_averages(self.model),
+                self.test_data, verbose=0, return_dict=True, callbacks=_with_averages(self.model)
             )
             logs.update({f"test_{name}": value for name, value in test.items()})
         metrics = {name: float(value) for name, value in logs.items()}
