@@ -5,7 +5,7 @@ networks run on the backend, one token of each hypothesis at a time; all else is
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -16,6 +16,7 @@ from keras_graphattn.types import Bool, Float, Int, Tensor
 from recipes.common.training.runs import averages_of
 from recipes.speech_recognition.decoder import TransformerDecoder
 
+HYPOTHESES = 256  # of all utterances that are searched together
 ROOM = 32  # tokens that a cache holds at first
 SHOWN = 20  # transcripts in the results
 Transcripts = tuple[list[str], list[str]]  # what is said, and what is heard
@@ -252,66 +253,106 @@ class BeamSearch:
             log_probabilities: Those of CTC, of shape (B, T, V).
         """
         real, frames = _numpy(mask).astype(bool), _numpy(log_probabilities)
+        utterances = [_Utterance(self, one[own]) for one, own in zip(frames, real, strict=True)]
+        size = max(1, HYPOTHESES // self.rows)
         with _without_gradients():
-            return [
-                self._best(encoded[i : i + 1], mask[i : i + 1], frames[i][real[i]])
-                for i in range(len(frames))
-            ]
+            for first in range(0, len(utterances), size):
+                part = slice(first, first + size)
+                self._search(utterances[part], encoded[part], mask[part])
+        return [one.best for one in utterances]
 
-    def _best(
+    @property
+    def rows(self) -> int:
+        """How many hypotheses of an utterance are open at most."""
+        return self.beam + 2
+
+    def _search(
         self,
-        encoded: Float[Tensor, "1 T _"],
-        mask: Bool[Tensor, "1 T"],
-        frames: Float[np.ndarray, "_ V"],
-    ) -> Hypothesis:
-        """The best transcript of one utterance, whose padding is left out of `frames`."""
-        rows = self.beam + 2
-        models = [(1 - self.ctc_weight, _Steps(self.decoder, rows, encoded, mask))]
+        utterances: "list[_Utterance]",
+        encoded: Float[Tensor, "B T _"],
+        mask: Bool[Tensor, "B T"],
+    ) -> None:
+        """Takes some utterances to their ends, one token of all hypotheses at a time."""
+        count = len(utterances)
+        models = [(1 - self.ctc_weight, _Steps(self.decoder, count, self.rows, encoded, mask))]
         if self.language_model is not None:
-            models.append((self.language_model_weight, _Steps(self.language_model, rows)))
-        ctc = PrefixScores(frames, blank=self.blank, end=self.end)
-        (by_ctc,) = greedy_ctc(frames[None], np.ones((1, len(frames))), self.blank)
-        by_ctc = [token for token in by_ctc if token not in (self.start, self.end)]
+            steps = _Steps(self.language_model, count, self.rows)
+            models.append((self.language_model_weight, steps))
+        while not all(one.is_finished for one in utterances):
+            last, parents = zip(*((one.last, one.parents) for one in utterances), strict=True)
+            scores = sum(weight * step(last, parents, self.temperature) for weight, step in models)
+            for one, own in zip(utterances, scores, strict=True):
+                if not one.is_finished:
+                    one.take(own)
 
-        best, prefixes = Hypothesis([], -np.inf), ctc.start()
-        tokens = np.empty((1, 0), int)  # of each open hypothesis
-        decoded = np.zeros(1)  # their score without CTC
-        of_ctc = by_steps = 0  # where the two that are always kept are; -1: nowhere
-        parents, last = np.zeros(1, int), np.array([self.start])
-        for length in range(len(frames) + 1):
-            new = sum(weight * step(last, parents, self.temperature) for weight, step in models)
-            new = decoded[:, None] + new  # (H, V)
-            scores = new + self.ctc_weight * ctc.scores(prefixes) if self.ctc_weight else new.copy()
-            scores[:, [self.blank, self.start]] = -np.inf
-            ended = int(np.argmax(scores[:, self.end]))
-            if scores[ended, self.end] > best.score:
-                best = Hypothesis(tokens[ended].tolist(), float(scores[ended, self.end]))
-            if by_steps >= 0 and np.argmax(scores[by_steps]) == self.end:
-                by_steps = -1
-            scores[:, self.end] = -np.inf
-            if length == len(frames):
-                break
-            size, flat = scores.shape[1], scores.ravel()
-            kept = np.argpartition(-flat, min(self.beam, flat.size) - 1)[: self.beam].tolist()
-            next_of_ctc = next_by_steps = -1
-            if of_ctc >= 0 and length < len(by_ctc):
-                next_of_ctc = of_ctc * size + by_ctc[length]
+
+class _Utterance:
+    """The open hypotheses of one utterance, and the best of those that have ended.
+
+    Args:
+        search: The search with its weights.
+        frames: CTC's log-probabilities of its frames without padding, of shape (T, V).
+
+    Attributes:
+        last: The last token of each open hypothesis, of shape (H,).
+        parents: Which of the hypotheses before this token it was, of shape (H,).
+    """
+
+    def __init__(self, search: BeamSearch, frames: Float[np.ndarray, "T V"]) -> None:
+        self.search, self.length, self.most = search, 0, len(frames)
+        self.ctc = PrefixScores(frames, blank=search.blank, end=search.end)
+        (by_ctc,) = greedy_ctc(frames[None], np.ones((1, len(frames))), search.blank)
+        self.by_ctc = [token for token in by_ctc if token not in (search.start, search.end)]
+        self.best, self.prefixes = Hypothesis([], -np.inf), self.ctc.start()
+        self.tokens = np.empty((1, 0), int)
+        self.decoded = np.zeros(1)  # the score of each hypothesis without CTC
+        self.of_ctc = self.by_steps = 0  # where the two that are always kept are; -1: nowhere
+        self.parents, self.last = np.zeros(1, int), np.array([search.start])
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no open hypothesis can win."""
+        return not len(self.last)
+
+    def take(self, scores: Float[np.ndarray, "_ V"]) -> None:
+        """Goes on by one token, with the scores that decoder and language model give to it.
+
+        Rows behind those of the open hypotheses do not count.
+        """
+        search, of_ctc, by_steps = self.search, self.of_ctc, self.by_steps
+        new = self.decoded[:, None] + scores[: len(self.last)]  # (H, V)
+        total = new.copy()
+        if search.ctc_weight:
+            total += search.ctc_weight * self.ctc.scores(self.prefixes)
+        total[:, [search.blank, search.start]] = -np.inf
+        ended = int(np.argmax(total[:, search.end]))
+        if total[ended, search.end] > self.best.score:
+            score = float(total[ended, search.end])
+            self.best = Hypothesis(self.tokens[ended].tolist(), score)
+        if by_steps >= 0 and np.argmax(total[by_steps]) == search.end:
+            by_steps = -1
+        total[:, search.end] = -np.inf
+        size, flat = total.shape[1], total.ravel()
+        next_of_ctc = next_by_steps = -1
+        kept: list[int] = []
+        if self.length < self.most:
+            kept = np.argpartition(-flat, min(search.beam, flat.size) - 1)[: search.beam].tolist()
+            if of_ctc >= 0 and self.length < len(self.by_ctc):
+                next_of_ctc = of_ctc * size + self.by_ctc[self.length]
             if by_steps >= 0:
-                next_by_steps = by_steps * size + int(np.argmax(scores[by_steps]))
+                next_by_steps = by_steps * size + int(np.argmax(total[by_steps]))
             more = dict.fromkeys((next_of_ctc, next_by_steps))
             kept += [one for one in more if one >= 0 and one not in kept]
-            kept = [one for one in kept if flat[one] > best.score]
-            if not kept:
-                break
-            of_ctc, by_steps = (
-                kept.index(one) if one in kept else -1 for one in (next_of_ctc, next_by_steps)
-            )
-            parents, last = np.divmod(np.array(kept), size)
-            tokens = np.column_stack([tokens[parents], last])
-            decoded = new[parents, last]
-            if self.ctc_weight:
-                prefixes = ctc.extended(prefixes, parents, last)
-        return best
+            kept = [one for one in kept if flat[one] > self.best.score]
+        self.of_ctc, self.by_steps = (
+            kept.index(one) if one in kept else -1 for one in (next_of_ctc, next_by_steps)
+        )
+        self.parents, self.last = np.divmod(np.array(kept, int), size)
+        self.tokens = np.column_stack([self.tokens[self.parents], self.last])
+        self.decoded = new[self.parents, self.last]
+        if search.ctc_weight:
+            self.prefixes = self.ctc.extended(self.prefixes, self.parents, self.last)
+        self.length += 1
 
 
 class _Steps:
@@ -323,27 +364,34 @@ class _Steps:
     def __init__(
         self,
         decoder: TransformerDecoder,
+        utterances: int,
         rows: int,
-        encoded: Float[Tensor, "1 T _"] | None = None,
-        mask: Bool[Tensor, "1 T"] | None = None,
+        encoded: Float[Tensor, "B T _"] | None = None,
+        mask: Bool[Tensor, "B T"] | None = None,
     ) -> None:
-        self.decoder, self.rows, self.room, self.index = decoder, rows, ROOM, 0
-        self.cache = decoder.initial_cache(rows, ROOM, encoded, mask)
+        self.decoder, self.sizes, self.room, self.index = decoder, (utterances, rows), ROOM, 0
+        self.cache = decoder.initial_cache(utterances * rows, ROOM, encoded, mask)
 
     def __call__(
-        self, last: Int[np.ndarray, " H"], parents: Int[np.ndarray, " H"], temperature: float
-    ) -> Float[np.ndarray, "H V"]:
+        self,
+        last: Sequence[Int[np.ndarray, " _"]],
+        parents: Sequence[Int[np.ndarray, " _"]],
+        temperature: float,
+    ) -> Float[np.ndarray, "B H V"]:
         """Takes the last token of each hypothesis, and which one it was before that token."""
-        tokens, order = np.zeros((self.rows, 1), "int32"), np.zeros(self.rows, "int32")
-        tokens[: len(last), 0], order[: len(parents)] = last, parents
+        utterances, rows = self.sizes
+        tokens, order = (np.zeros(self.sizes, "int32") for _ in range(2))
+        for which, (own, before) in enumerate(zip(last, parents, strict=True)):
+            tokens[which, : len(own)], order[which, : len(own)] = own, before
+        order += rows * np.arange(utterances, dtype="int32")[:, None]
         if self.index:
-            self.cache = self.decoder.reordered(self.cache, order)
+            self.cache = self.decoder.reordered(self.cache, order.ravel())
         if self.index == self.room:
             self.cache = self.decoder.longer(self.cache, self.room)
             self.room *= 2
-        logits, self.cache = self.decoder.decode(tokens, self.cache, self.index)
+        logits, self.cache = self.decoder.decode(tokens.reshape(-1, 1), self.cache, self.index)
         self.index += 1
-        logits = _numpy(logits)[: len(last), 0].astype("float64")
+        logits = _numpy(logits).astype("float64").reshape(*self.sizes, -1)
         return log_softmax(logits / temperature, axis=-1)
 
 

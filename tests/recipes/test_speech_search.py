@@ -341,16 +341,20 @@ def test_a_search_is_never_worse_than_greedy_decoding(options):
 
 
 @pytest.mark.slow_on("jax")  # which compiles each length
-def test_utterances_of_a_batch_do_not_change_each_other():
-    one, other = Setting(0, count=3), Setting(1, count=6)
-    one.frames[3:], one.encoded[:, 3:] = 7.0, 7.0  # padding
+def test_utterances_of_a_batch_do_not_change_each_other(monkeypatch):
+    monkeypatch.setattr(search, "HYPOTHESES", 10)  # those of two utterances
+    monkeypatch.setattr(search, "ROOM", 1)
+    settings = [Setting(seed, count=count) for seed, count in enumerate((3, 6, 1))]
+    padded = [Setting(seed, count=count) for seed, count in enumerate((3, 6, 1))]
+    for one in padded:
+        one.frames[~one.mask], one.encoded[:, ~one.mask] = 7.0, 7.0
     arrays = (
-        np.concatenate([one.encoded, other.encoded]),
-        np.stack([one.mask, other.mask]),
-        np.stack([one.frames, other.frames]),
+        np.concatenate([one.encoded for one in padded]),
+        np.stack([one.mask for one in padded]),
+        np.stack([one.frames for one in padded]),
     )
-    found = one.search(beam=3)(*arrays)
-    for hypothesis, setting in zip(found, (Setting(0, count=3), other), strict=True):
+    found = padded[0].search(beam=3)(*arrays)
+    for hypothesis, setting in zip(found, settings, strict=True):
         alone = setting.best(beam=3)
         assert hypothesis.tokens == alone.tokens
         np.testing.assert_allclose(hypothesis.score, alone.score, atol=1e-5)
