@@ -1,5 +1,7 @@
 """Batches of constant shapes, in an order of the seed and the epoch."""
 
+import argparse
+
 import keras
 import numpy as np
 import pytest
@@ -7,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.common.command.parsing import UsageError
-from recipes.common.data.batches import Batches, Buckets, Windows, bucket_lengths
+from recipes.common.data.batches import Batches, Buckets, Windows, bucket_lengths, in_turn
 from recipes.common.data.ragged import Ragged, Split, majority_level
+from recipes.common.training.runs import for_keras
 
 
 def batches_of(count, size, seed=None):
@@ -73,7 +76,8 @@ def test_fit_takes_the_order_of_each_epoch():
     start = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: batches.start_epoch(epoch)
     )
-    fitted.fit(batches, epochs=3, callbacks=[start], shuffle=False, verbose=0)
+    passed = for_keras(batches, argparse.Namespace(distribute=False))
+    fitted.fit(passed, epochs=3, callbacks=[start], shuffle=False, verbose=0)
     for epoch in range(3):
         reference.start_epoch(epoch)
         for batch in map(reference.__getitem__, range(3)):
@@ -112,6 +116,21 @@ def test_majority_level_is_the_best_constant_answer():
     losses = [-np.log(np.where(labels == 0, p, 1 - p)).mean() for p in np.linspace(0.01, 0.99, 99)]
     assert min(losses) >= level["cross_entropy"]
     np.testing.assert_allclose(min(losses), level["cross_entropy"], atol=1e-9)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow tunes")
+@pytest.mark.parametrize("kind", ["arrays", "buckets"])
+def test_tensorflow_does_not_tune_batches(kind):
+    # the thread that tunes sleeps for up to seconds, and the end of an epoch waits for it
+    batches = batches_of(10, 4) if kind == "arrays" else Buckets(sequences(), [96, 200], 4, seed=0)
+    data = for_keras(batches, argparse.Namespace(distribute=False))
+    assert data.options().autotune.enabled is False
+    assert len(data) == batches.num_batches
+    for epoch in range(2):
+        batches.start_epoch(epoch)
+        arrays = in_turn(batches)
+        for actual, expected in zip(in_turn(data), arrays, strict=True):
+            keras.tree.map_structure(np.testing.assert_array_equal, actual, expected)
 
 
 @given(
