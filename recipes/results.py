@@ -80,8 +80,8 @@ runs left in `recipes/*/results`. Each recipe's page says more of its settings a
   0 is in bold.
 * *Time of an epoch*, *time of inference*, *memory*: medians over seeds, relative to softmax in the
   same command, where a file has them. The memory is the largest of the process, with Keras.
-  `AGF, H_UV` and `performer` on JapaneseVowels, and all of speech recognition, were trained beside
-  other work: do not compare their times.
+  `AGF, H_UV` and `performer` on JapaneseVowels were trained beside other work: do not compare their
+  times.
 * *Published*: what the paper reports. Only runs with the protocol `published` repeat its settings,
   and those with `released` what its code sets.
 """
