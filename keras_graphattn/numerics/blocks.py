@@ -71,6 +71,16 @@ def map_in_turn(
     )
 
 
+def map_over_blocks(count: Size, function: Callable[[int | Tensor], Tensor]) -> Num[Tensor, "..."]:
+    """`function` of 0 ... count - 1, with one block alive at a time.
+
+    On torch the numbers are integers: its compiler cannot read an index from a tensor.
+    """
+    if keras.backend.backend() == "torch":
+        return ops.stack([function(index) for index in range(count)])
+    return map_in_turn(function, positions_of(count))
+
+
 def loop_in_turn(
     count: Size, body: Callable[[Tensor, Carried], Carried], start: Carried
 ) -> Carried:

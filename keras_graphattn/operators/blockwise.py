@@ -20,7 +20,7 @@ from keras_graphattn.numerics.blocks import (
     join_blocks,
     loop_in_turn,
     loop_over_blocks,
-    map_in_turn,
+    map_over_blocks,
     map_query_blocks,
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, compiled_once
@@ -38,6 +38,7 @@ from keras_graphattn.operators.softmax import (
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 Tensors = tuple[Tensor, ...]
+Summed = tuple[Tensors, Tensor]  # torch's compiler reads no `tuple[...]` within a gradient
 
 
 class BlockwiseOperator(Operator):
@@ -252,15 +253,15 @@ def _value_of_twice(
 ) -> tuple[Tensors, Tensors]:
     length = ops.shape(query)[1]
     weights_of, query_blocks, _ = blocks.weights_by_index(query, key, tensors, x.dtype)
-    numbers = positions_of(ops.shape(query_blocks)[0])
+    count = ops.shape(query_blocks)[0]
 
     def apply(signal: Tensor) -> Tensor:
         signal = heads_first(signal)
 
-        def rows_of_block(index: Tensor) -> Tensor:
+        def rows_of_block(index: int | Tensor) -> Tensor:
             return ops.einsum("bnts,bnsh->btnh", weights_of(index), signal)
 
-        return join_blocks(map_in_turn(rows_of_block, numbers), length)
+        return join_blocks(map_over_blocks(count, rows_of_block), length)
 
     once = apply(x)
     second = apply(once)
@@ -300,7 +301,7 @@ def _gradient_of_twice(
     signals = heads_first(ops.concatenate([once, x], axis=-1))
     to_signals = cut(ops.cast(ops.concatenate([to_second, to_once], axis=-1), dtype))
 
-    def through_both(index: Tensor, totals: Tensors) -> tuple[Tensors, Tensor]:
+    def through_both(index: Tensor, totals: Tensors) -> Summed:
         to_key, to_x = totals
         query_block, to_block = query_blocks[index], to_signals[index]
         weights = weights_of(index)

@@ -15,7 +15,7 @@ from tests.numerics import BACKEND
 FAST = {
     "jax": ("graph filter, fused", "kernel, Exponential, causal, chunked", "AGF"),
     "tensorflow": ("kernel, no mask, ReLU",),
-    "torch": ("graph filter",),
+    "torch": ("graph filter", "graph filter, blockwise"),
 }
 
 
