@@ -48,6 +48,17 @@ class Limit(NamedTuple):
 
 
 LIMITS: dict[tuple[str, str], tuple[Limit, ...]] = {
+    ("tf_saved_model", "jax"): (
+        Limit(
+            LENGTHS,
+            "JAX does not know that their lengths are equal; `export_saved_model` tells it",
+            (SEVERAL,),
+        ),
+        Limit(LENGTHS, "a Fourier transform needs a known length", (FFT,)),
+    ),
+    ("tf_saved_model", "tensorflow"): (
+        Limit(LENGTHS, "a Fourier transform needs a known length", (FFT,)),
+    ),
     ("onnx", "jax"): (
         Limit(
             LENGTHS,

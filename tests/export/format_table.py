@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import keras
 
@@ -20,6 +21,8 @@ from tests.hub.reach_table import LETTERS, ROOT
 OUTCOMES = ROOT / "guides/formats.json"
 TABLE = ROOT / "docs/pages/formats.md"
 COLUMNS = (  # what Keras writes, by format and backend
+    ("tf_saved_model", "tensorflow"),
+    ("tf_saved_model", "jax"),
     ("onnx", "tensorflow"),
     ("onnx", "jax"),
     ("onnx", "torch"),
@@ -33,6 +36,7 @@ PACKAGES = (
     *("ai-edge-litert", "openvino"),
 )
 NAMES = {"onnx": "ONNX", "litert": "LiteRT", "openvino": "OpenVINO", "torch": ".pt2"}
+NAMES |= {"tf_saved_model": "SavedModel"}
 LABELS = {
     "keras": "`keras.layers.MultiHeadAttention`",
     "keras_causal": "`keras.layers.MultiHeadAttention`, causal",
@@ -94,7 +98,8 @@ keras_graphattn.check_export(model, "onnx")  # nothing, or an error that says wh
 ```
 
 The extra `formats` installs what writes and runs these files. `export_saved_model` writes a
-SavedModel from any backend.
+SavedModel from any backend. From JAX, it also takes any length of several inputs, such as tokens
+and their padding, which `Model.export` does not.
 
 ## The table
 
@@ -174,7 +179,8 @@ def main():
         formats = [f for f in arguments.formats if (f, backend) in COLUMNS]
         for name, format, outcome in measured(arguments.names, formats):
             kept["cells"].setdefault(name, {}).setdefault(format, {})[backend] = outcome
-        kept["versions"] = {package: version(package) for package in PACKAGES}
+        installed = [package for package in PACKAGES if find_spec(package.replace("-", "_"))]
+        kept["versions"] |= {package: version(package) for package in installed}
         kept["cells"] = {name: kept["cells"][name] for name in LABELS if name in kept["cells"]}
         OUTCOMES.write_text(json.dumps(kept, indent=1) + "\n")
         return

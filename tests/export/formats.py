@@ -26,7 +26,9 @@ from tests.export.layer_cases import (
 from tests.numerics import randomise, to_numpy
 
 FORMATS = {"onnx": ".onnx", "litert": ".tflite", "openvino": ".xml", "torch": ".pt2"}
+FORMATS |= {"tf_saved_model": ""}  # a folder
 RUNTIMES = {"onnx": "onnxruntime", "litert": "ai_edge_litert", "openvino": "openvino"}
+RUNTIMES |= {"tf_saved_model": "tensorflow"}
 # What writes a file, if that is no part of the backend
 WRITERS = {
     ("onnx", "tensorflow"): "tf2onnx",
@@ -218,6 +220,7 @@ def runs(path, format, batches):
         "torch": _by_torch,
         "litert": _by_litert,
         "openvino": _by_openvino,
+        "tf_saved_model": _by_tensorflow,
     }
     return runtimes[format](str(path), batches)
 
@@ -239,6 +242,16 @@ def _by_torch(path, batches):
         tensors = {name: torch.tensor(array) for name, array in batch.items()}
         given = next(iter(tensors.values())) if len(tensors) == 1 else tensors
         yield program(given).detach().numpy()
+
+
+def _by_tensorflow(path, batches):
+    import tensorflow as tf
+
+    served = tf.saved_model.load(path)
+    for batch in batches:
+        tensors = {name: tf.constant(array) for name, array in batch.items()}
+        given = next(iter(tensors.values())) if len(tensors) == 1 else tensors
+        yield served.serve(given).numpy()
 
 
 def _by_litert(path, batches):
