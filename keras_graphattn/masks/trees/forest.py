@@ -321,7 +321,7 @@ def distances_of_batch(
         ancestors.append(jump)
         jump, roots = take(jump, jump, axis=0), take(roots, roots, axis=0)
 
-    def down(x: Float[Tensor, "B T T"]) -> Float[Tensor, "B T T"]:
+    def down(x: Tensor) -> Tensor:  # torch's compiler reads no other annotation here
         x = pad(ops.reshape(x, (batch * length, length)), ((0, 1), (0, 0)))
         for jump in ancestors:
             x = x + take(x, jump, axis=0)
