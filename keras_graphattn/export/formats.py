@@ -11,7 +11,12 @@ import keras
 
 from keras_graphattn.checks import one_of
 from keras_graphattn.keras_internals import walk
-from keras_graphattn.layers import AttentiveGraphFilter, EdgeAttention, GatedDeltaRule
+from keras_graphattn.layers import (
+    AttentiveGraphFilter,
+    ContraNormAttention,
+    EdgeAttention,
+    GatedDeltaRule,
+)
 from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.masks import Tree
@@ -32,6 +37,7 @@ CHUNKED, FFT, CAUSAL = 'path="chunked"', 'path="fft"', "causal=True"
 DISTANCES, ROWS_OF_DISTANCES = "distances of values", "distances of values by blocks of rows"
 CONVERTED_DISTANCES = "distances of values, converted,"
 DELTA, EDGES, TREE, SEVERAL = "its recurrence", "its edges", "the mask Tree", "several inputs"
+SIMILARITY = "its similarity of values"
 FIXES = {  # with the same weights and outputs
     BLOCKWISE: 'attention_path="dense"',
     ROWS_OF_DISTANCES: 'attention_path="dense"',
@@ -82,7 +88,7 @@ LIMITS: dict[tuple[str, str], tuple[Limit, ...]] = {
         Limit(
             LENGTHS,
             "LiteRT has no lists of tensors, and no products with several open sizes",
-            (BLOCKWISE, MASK_BY_BLOCKS, DISTANCES, CHUNKED, CAUSAL),
+            (BLOCKWISE, MASK_BY_BLOCKS, DISTANCES, SIMILARITY, CHUNKED, CAUSAL),
         ),
         Limit(NOTHING, "LiteRT's numbers differ from the fourth digit on", (DELTA,)),
         Limit(NOTHING, "LiteRT has no complex numbers", (FFT,)),
@@ -156,6 +162,8 @@ def forms_of(layer: keras.Layer, length: int | None) -> Iterator[str]:
         yield DELTA
     if isinstance(layer, EdgeAttention):
         yield EDGES
+    if isinstance(layer, ContraNormAttention):
+        yield SIMILARITY
     if isinstance(layer, AttentiveGraphFilter) and layer.causal:
         yield CAUSAL
     path = getattr(layer, "attention_path", None)
