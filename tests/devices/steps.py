@@ -126,19 +126,21 @@ def on_tensorflow(step: Step) -> None:
     _check(*train(*keras.tree.map_structure(tf.constant, (step.inputs, step.call))))
 
 
-def on_torch(step: Step) -> None:
+def on_torch(step: Step, in_parts: bool = False) -> None:
     """The loss as one graph, with the graph of its gradients, and without a warning.
 
-    `aot_eager` traces both graphs as Inductor gets them. Inductor would make kernels of them.
+    `aot_eager` traces both graphs as Inductor gets them. Inductor would make kernels of them. With
+    `in_parts`, there may be several graphs, with Python between them.
     """
     import torch
 
     torch.compiler.reset()
     weights = [variable.value for variable in step.model.trainable_variables]
     tensors = keras.tree.map_structure(torch.as_tensor, (step.inputs, step.call))
-    compiled = torch.compile(step.loss, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(step.loss, backend="aot_eager", fullgraph=not in_parts)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)  # such as those of the compiler
+        # such as those of the compiler
+        warnings.simplefilter("ignore" if in_parts else "error", UserWarning)
         loss = compiled(*tensors)
         gradients = torch.autograd.grad(loss, weights, allow_unused=True) if weights else []
     _check(loss, gradients)
@@ -155,10 +157,12 @@ COMPILERS: dict[str, dict[str, Callable[[Step], None]]] = {
     "tensorflow": {"XLA": on_tensorflow},
     "torch": {"torch.compile": on_torch},
 }
+IN_PARTS = {"torch.compile": partial(on_torch, in_parts=True)}  # where one graph is not possible
 
 
-def compiled(name: str, target: str, dtype: str) -> None:
+def compiled(name: str, target: str, dtype: str, in_parts: bool = False) -> None:
     """Compiles the step of this name for one target of the backend."""
     keras.utils.set_random_seed(0)
+    compilers = IN_PARTS if in_parts else COMPILERS[keras.backend.backend()]
     with dtype_policy(DTYPES[dtype]):
-        COMPILERS[keras.backend.backend()][target](STEPS[name]())
+        compilers[target](STEPS[name]())
