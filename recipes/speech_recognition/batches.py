@@ -57,8 +57,8 @@ class Recordings(Buckets):
             buckets = np.searchsorted(lengths, at if full else [max(at)] * count)
             np.maximum.at(widths, buckets, split.labels[group].max() + len(vocabulary.marks.prompt))
             self.buckets.append(buckets)
-        # each larger than the one before: on TensorFlow, Keras takes a size that is equal in the
-        # first two batches for constant
+        # each larger than the one before: on TensorFlow, a size that is equal in the first two
+        # batches is taken for constant
         steps = np.arange(len(lengths))
         self.widths = (np.maximum.accumulate(widths - steps) + steps).tolist()
         super().__init__(split, lengths, batch_size, seed)

@@ -2,9 +2,8 @@
 
 `Batches` of arrays of one length, `Windows` over one long row of tokens, and `Buckets` of sequences
 of about the same length; `OfProcess` has the rows of one of several processes, and `untuned` is the
-form for TensorFlow. Interrupted training
-continues with the same batches as without the interruption. The last batch is filled up with rows
-of weight 0: nothing is compiled twice.
+form for TensorFlow. Interrupted training continues with the same batches as without the
+interruption. The last batch is filled up with rows of weight 0: nothing is compiled twice.
 """
 
 from collections.abc import Iterator
@@ -210,7 +209,7 @@ class Buckets(keras.utils.PyDataset):
             batches += [(length, members[at : at + rows]) for at in range(0, len(members), rows)]
         order = range(len(batches)) if random is None else random.permutation(len(batches))
         self.epoch, self.batches = epoch, [batches[index] for index in order]
-        # on TensorFlow, Keras takes from the first two batches which sizes are constant
+        # `untuned` takes from the first two batches which sizes are constant
         first = self.batches[0][0]
         others = (i for i, (length, _) in enumerate(self.batches) if length != first)
         other = next(others, 0)
