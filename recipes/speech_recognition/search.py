@@ -283,7 +283,7 @@ class BeamSearch:
             scores = sum(weight * step(last, parents, self.temperature) for weight, step in models)
             for one, own in zip(utterances, scores, strict=True):
                 if not one.is_finished:
-                    one.take(own)
+                    one.advance(own)
 
 
 class _Utterance:
@@ -299,12 +299,12 @@ class _Utterance:
     """
 
     def __init__(self, search: BeamSearch, frames: Float[np.ndarray, "T V"]) -> None:
-        self.search, self.length, self.most = search, 0, len(frames)
+        self.search = search
         self.ctc = PrefixScores(frames, blank=search.blank, end=search.end)
         (by_ctc,) = greedy_ctc(frames[None], np.ones((1, len(frames))), search.blank)
         self.by_ctc = [token for token in by_ctc if token not in (search.start, search.end)]
         self.best, self.prefixes = Hypothesis([], -np.inf), self.ctc.start()
-        self.tokens = np.empty((1, 0), int)
+        self.tokens = np.empty((1, 0), int)  # of each hypothesis
         self.decoded = np.zeros(1)  # the score of each hypothesis without CTC
         self.of_ctc = self.by_steps = 0  # where the two that are always kept are; -1: nowhere
         self.parents, self.last = np.zeros(1, int), np.array([search.start])
@@ -314,7 +314,7 @@ class _Utterance:
         """Whether no open hypothesis can win."""
         return not len(self.last)
 
-    def take(self, scores: Float[np.ndarray, "_ V"]) -> None:
+    def advance(self, scores: Float[np.ndarray, "_ V"]) -> None:
         """Goes on by one token, with the scores that decoder and language model give to it.
 
         Rows behind those of the open hypotheses do not count.
@@ -332,13 +332,13 @@ class _Utterance:
         if by_steps >= 0 and np.argmax(total[by_steps]) == search.end:
             by_steps = -1
         total[:, search.end] = -np.inf
-        size, flat = total.shape[1], total.ravel()
+        size, flat, length = total.shape[1], total.ravel(), self.tokens.shape[1]
         next_of_ctc = next_by_steps = -1
         kept: list[int] = []
-        if self.length < self.most:
+        if length < len(self.ctc.frames):
             kept = np.argpartition(-flat, min(search.beam, flat.size) - 1)[: search.beam].tolist()
-            if of_ctc >= 0 and self.length < len(self.by_ctc):
-                next_of_ctc = of_ctc * size + self.by_ctc[self.length]
+            if of_ctc >= 0 and length < len(self.by_ctc):
+                next_of_ctc = of_ctc * size + self.by_ctc[length]
             if by_steps >= 0:
                 next_by_steps = by_steps * size + int(np.argmax(total[by_steps]))
             more = dict.fromkeys((next_of_ctc, next_by_steps))
@@ -352,7 +352,6 @@ class _Utterance:
         self.decoded = new[self.parents, self.last]
         if search.ctc_weight:
             self.prefixes = self.ctc.extended(self.prefixes, self.parents, self.last)
-        self.length += 1
 
 
 class _Steps:

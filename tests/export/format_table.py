@@ -35,8 +35,13 @@ PACKAGES = (
     *("keras", "tensorflow", "jax", "torch", "onnx", "onnxruntime", "tf2onnx", "jax2onnx"),
     *("ai-edge-litert", "openvino"),
 )
-NAMES = {"onnx": "ONNX", "litert": "LiteRT", "openvino": "OpenVINO", "torch": ".pt2"}
-NAMES |= {"tf_saved_model": "SavedModel"}
+NAMES = {
+    "tf_saved_model": "SavedModel",
+    "onnx": "ONNX",
+    "litert": "LiteRT",
+    "openvino": "OpenVINO",
+    "torch": ".pt2",
+}
 LABELS = {
     "keras": "`keras.layers.MultiHeadAttention`",
     "keras_causal": "`keras.layers.MultiHeadAttention`, causal",

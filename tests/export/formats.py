@@ -25,10 +25,19 @@ from tests.export.layer_cases import (
 )
 from tests.numerics import randomise, to_numpy
 
-FORMATS = {"onnx": ".onnx", "litert": ".tflite", "openvino": ".xml", "torch": ".pt2"}
-FORMATS |= {"tf_saved_model": ""}  # a folder
-RUNTIMES = {"onnx": "onnxruntime", "litert": "ai_edge_litert", "openvino": "openvino"}
-RUNTIMES |= {"tf_saved_model": "tensorflow"}
+FORMATS = {  # and the endings of their files
+    "tf_saved_model": "",  # a folder
+    "onnx": ".onnx",
+    "litert": ".tflite",
+    "openvino": ".xml",
+    "torch": ".pt2",
+}
+RUNTIMES = {
+    "tf_saved_model": "tensorflow",
+    "onnx": "onnxruntime",
+    "litert": "ai_edge_litert",
+    "openvino": "openvino",
+}
 # What writes a file, if that is no part of the backend
 WRITERS = {
     ("onnx", "tensorflow"): "tf2onnx",
