@@ -45,3 +45,23 @@ def test_masked_softmax_survives_large_scores_in_every_precision(dtype, size):
     assert keras.backend.standardize_dtype(value.dtype) == dtype
     expected = reference.softmax(torch.tensor(to_numpy(scores)), torch.tensor(mask))
     np.testing.assert_allclose(to_numpy(value), expected.numpy(), atol=4e-3)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 9, 3, 1), (2, 9, 3, 7), (1, 2, 5, 15), (3, 16), (0, 4), (4,)]
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_short_and_long_last_axes_give_the_same_softmax(shape, masked):
+    generator = np.random.default_rng(1)
+    scores = generator.standard_normal(shape).astype("float32") * 3
+    mask = generator.random(shape) < 0.7 if masked else None
+
+    def naive(x):
+        weights = torch.ones(shape, dtype=bool) if mask is None else torch.tensor(mask)
+        return reference.softmax(x, weights, dim=-1)
+
+    expected, (expected_gradient,) = reference_value_and_gradients(naive, scores)
+    for axis in (-1, len(shape) - 1):
+        value, (gradient,) = value_and_gradients(lambda x: masked_softmax(x, mask, axis), scores)  # noqa: B023
+        np.testing.assert_allclose(value, expected, atol=1e-6)
+        np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5)
