@@ -24,6 +24,7 @@ from keras_graphattn.layers.short_convolution import Neighbours, ShortConvolutio
 from keras_graphattn.masks.chunked import Form, Segments, attention_by_form, runs_of
 from keras_graphattn.numerics.custom_gradient import kept_with
 from keras_graphattn.numerics.precision import (
+    any_of,
     at_least_float32,
     nan_where,
     without_padding,
@@ -444,7 +445,8 @@ def _sum_of_squares(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def _is_finite(sums: Float[Tensor, "B N H _"]) -> Bool[Tensor, "B 1 1 1"]:
-    return ops.all(ops.isfinite(sums), axis=(1, 2, 3), keepdims=True)
+    non_finite = any_of(ops.logical_not(ops.isfinite(sums)), (1, 2, 3))
+    return ops.logical_not(non_finite)[:, None, None, None]
 
 
 def _segments(layer: GatedDeltaRule) -> Segments:

@@ -8,6 +8,7 @@ from keras import ops
 from keras_graphattn.numerics.blocks import first_of
 from keras_graphattn.numerics.precision import (
     at_least_float32,
+    order_of,
     positions_of,
     size_tensor,
     take,
@@ -41,7 +42,7 @@ class Neighbours(NamedTuple):
         visible = ops.cast(visible, "int32")
         length = ops.shape(visible)[1]
         behind = (1 - visible) * ops.cast(size_tensor(length, "float32"), "int32")
-        order = ops.argsort(positions_of(length)[None] + behind, axis=1)
+        order = order_of(positions_of(length)[None] + behind, axis=1)
         places = ops.cumsum(visible, axis=1)
         return cls(
             runs, ops.cast(order, "int32"), ops.maximum(places - 1, 0), ops.sum(visible, axis=1)

@@ -23,7 +23,7 @@ from keras_graphattn.masks.mask import (
     TopologyMask,
     finite,
 )
-from keras_graphattn.numerics.precision import positions_of
+from keras_graphattn.numerics.precision import positions_of, tanh
 from keras_graphattn.types import Float, Tensor
 
 Time = Float[Tensor, "..."]  # (N,), or (d, N) with a time for each bit, lowest bit first
@@ -50,9 +50,14 @@ def hypercube_product(x: Signal, time: Time) -> Signal:
 
     Source: Choromanski et al., arXiv 2107.07999, Section 4.1.
     """
+    return _butterflies(x, time, _dimension(x.shape[1]))
+
+
+def _butterflies(x: Signal, time: Time, dimension: int) -> Signal:
+    """exp(-t L) x, bit by bit."""
     time = ops.cast(time, x.dtype)
     shape = ops.shape(x)
-    for bit in range(_dimension(x.shape[1])):
+    for bit in range(dimension):
         stay, move = (factor[:, None] for factor in _factors(time, bit))
         # Axis 2 is the value of the bit: (B, T / 2^(bit + 1), 2, 2^bit, N, D).
         pairs = ops.reshape(x, (shape[0], -1, 2, 2**bit, *shape[2:]))
@@ -73,9 +78,10 @@ def _dimension(length: int) -> int:
 
 
 def _factors(time: Time, bit: int) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """c = (1 + e^-2t) / 2 and s = (1 - e^-2t) / 2 of a bit, exact for small t."""
+    """c = (1 + e^-2t) / 2 and s = c tanh(t) = (1 - e^-2t) / 2 of a bit, exact for small t."""
     time = time if len(time.shape) == 1 else time[bit]
-    return (1.0 + ops.exp(-2.0 * time)) / 2.0, -ops.expm1(-2.0 * time) / 2.0
+    stay = (1.0 + ops.exp(-2.0 * time)) / 2.0
+    return stay, stay * tanh(time)
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -141,9 +147,10 @@ class Hypercube(TopologyMask):
         _dimension(length)
 
     def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
+        nodes = self._fixed(x.shape[1])
         if not isinstance(x.shape[1], int):
-            x = ops.reshape(x, (-1, self._fixed(None), *x.shape[2:]))
-        return hypercube_product(x, parameters["time"])
+            x = ops.reshape(x, (-1, nodes, *x.shape[2:]))
+        return _butterflies(x, parameters["time"], _dimension(nodes))
 
     def _rows(
         self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors

@@ -15,7 +15,7 @@ from keras import ops
 from keras_graphattn.checks import Sizes, check_shape, dtype_name, integers, known_value, tensor
 from keras_graphattn.masks.graphs.edges import disagreeing, edges_once, repeated_edges
 from keras_graphattn.masks.trees.forest import trees_without_root
-from keras_graphattn.numerics.precision import size_tensor
+from keras_graphattn.numerics.precision import any_of, size_tensor
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -396,7 +396,7 @@ def bounded_inputs(inputs: Tensors, length: Length, limit: int | None) -> tuple[
             bounded |= tensors
             for place in places:
                 axes = tuple(range(1, len(place.shape)))
-                wrong = either(wrong, ops.any(place, axis=axes) if axes else place)
+                wrong = either(wrong, any_of(place, axes))
     return bounded, wrong
 
 

@@ -236,8 +236,13 @@ def cut_into_chunks(
 
 
 def first_of(x: Num[Tensor, "..."], count: Size, axis: int) -> Num[Tensor, "..."]:
-    """The first entries of an axis; for open lengths, torch cannot know if a slice changes `x`."""
-    if keras.backend.backend() == "torch" and not isinstance(count, int):
+    """The first entries of an axis.
+
+    For an open length, torch cannot know if a slice changes `x`, and JAX cannot know if an axis of
+    a known size is long enough.
+    """
+    backend, is_known = keras.backend.backend(), isinstance(x.shape[axis], int)
+    if not isinstance(count, int) and (backend == "torch" or (backend == "jax" and is_known)):
         return take(x, positions_of(count), axis=axis)
     return x[(*[slice(None)] * axis, slice(count))]
 

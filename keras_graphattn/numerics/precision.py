@@ -91,6 +91,23 @@ def largest(
     return ops.amax(x, axis=axis, keepdims=keepdims)
 
 
+def any_of(x: Bool[Tensor, "..."], axes: tuple[int, ...]) -> Bool[Tensor, "..."]:
+    """As `keras.ops.any`, axis by axis: OpenVINO reads torch's over several axes as over one."""
+    for axis in sorted(axes, reverse=True):
+        x = ops.any(x, axis=axis)
+    return x
+
+
+def order_of(x: Int[Tensor, "..."], axis: int) -> Int[Tensor, "..."]:
+    """As `keras.ops.argsort`, which is stable. PyTorch's exporter to ONNX has no such function."""
+    if backend.backend() == "torch":
+        import torch
+
+        if torch.onnx.is_in_onnx_export():  # that of ONNX is stable
+            return torch.topk(x, x.shape[axis], dim=axis, largest=False).indices
+    return ops.argsort(x, axis=axis)
+
+
 def matmul(first: Num[Tensor, "... i j"], second: Num[Tensor, "... j k"]) -> Num[Tensor, "... i k"]:
     """The product of matrices."""
     return first @ second
@@ -200,8 +217,16 @@ def masked_softmax(
     if mask is not None:
         mask = ops.cast(mask, "bool")
         scores = ops.where(mask, scores, ops.cast(_LARGE_NEGATIVE, scores.dtype))
-    if len(axes) == 1:
-        weights = _softmax(scores, axes[0])
+    *others, last = scores.shape
+    is_last = len(axes) == 1 and axes[0] in (-1, len(others))
+    is_known = bool(others) and set(map(type, scores.shape)) == {int}
+    if backend.backend() == "torch" and is_last and is_known and last < 16:
+        # Over a last axis that is shorter than a vector of the CPU, torch takes ten times as long.
+        longest = others.index(max(others))
+        weights = scores.transpose(longest, -1).softmax(longest)
+        weights = weights.transpose(longest, -1).contiguous()
+    elif len(axes) == 1:
+        weights = ops.softmax(scores, axis=axes[0])
     else:  # Keras' softmax needs known lengths, and at most five axes on TensorFlow
         axes = tuple(axes)
         top = ops.stop_gradient(largest(scores, axis=axes, keepdims=True))
@@ -210,18 +235,6 @@ def masked_softmax(
     if mask is not None:
         weights = ops.where(mask, weights, ops.cast(0.0, weights.dtype))
     return weights if weights.dtype == dtype else ops.cast(weights, dtype)
-
-
-def _softmax(scores: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]:
-    """`keras.ops.softmax`. torch's is up to ten times as slow over a last axis of few entries."""
-    *others, last = scores.shape
-    is_last = axis in (-1, len(others))
-    if backend.backend() != "torch" or not (is_last and others) or type(last) is not int:
-        return ops.softmax(scores, axis=axis)
-    if last >= 16 or any(type(size) is not int for size in others):  # 16: a vector of the CPU
-        return ops.softmax(scores, axis=axis)
-    longest = others.index(max(others))
-    return ops.swapaxes(ops.softmax(ops.swapaxes(scores, longest, -1), axis=longest), longest, -1)
 
 
 def nan_where(marked: Bool[Tensor, "..."], x: Num[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -16,6 +16,7 @@ from keras_graphattn.operators.softmax import (
     SoftmaxOperator,
     scores_of,
     zero_rows_without_keys,
+    zero_where_infinite,
 )
 from keras_graphattn.types import Bool, Float, Tensor
 
@@ -170,8 +171,7 @@ def _finite(
     bias = logits.bias
     if bias is None or not logits.hides_keys:
         return bias, visible
-    hidden = bias == -float("inf")
-    return ops.where(hidden, ops.cast(0.0, bias.dtype), bias), logits.seen(visible)
+    return zero_where_infinite(bias), logits.seen(visible)
 
 
 def _needs_float32(is_masked: bool) -> bool:

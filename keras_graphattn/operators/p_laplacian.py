@@ -32,6 +32,7 @@ from keras_graphattn.numerics.blocks import (
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, compiled_once
 from keras_graphattn.numerics.precision import (
+    any_of,
     at_least_float32,
     finite_scores,
     masked_softmax,
@@ -162,7 +163,7 @@ class CachedPLaplacianOperator(CachedOperator):
     ) -> None:
         row_values = ops.cast(value, signals.dtype)
         signals = ops.slice_update(signals, (0, 0, index, 0, 0), row_values[:, None])
-        self.values = without_padding(signals[:, 0], ops.any(visible, axis=(1, 2)))
+        self.values = without_padding(signals[:, 0], any_of(visible, (1, 2)))
         positions = index + positions_of(ops.shape(query)[1])
         logits = Logits() if logits is None else logits.formed(ops.shape(key)[1], positions)
         rows = rows_of_weights(

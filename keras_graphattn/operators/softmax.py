@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_graphattn.checks import dtype_name
@@ -13,6 +14,7 @@ from keras_graphattn.numerics.blocks import map_query_blocks
 from keras_graphattn.numerics.precision import (
     at_least_float32,
     in_one_dtype,
+    larger,
     masked_softmax,
     matmul,
     nan_where,
@@ -167,8 +169,7 @@ class Logits(NamedTuple):
         bias = ops.cast(self.bias, scores.dtype)
         if not self.hides_keys:
             return bias, visible
-        hidden = bias == -float("inf")
-        return ops.where(hidden, ops.cast(0.0, bias.dtype), bias), self.seen(visible)
+        return zero_where_infinite(bias), self.seen(visible)
 
     def weights(
         self,
@@ -209,6 +210,16 @@ class Logits(NamedTuple):
     def without_sink(self, matrix: Num[Tensor, "B? N? T? _"]) -> Num[Tensor, "B? N? T? S"]:
         """A matrix without the column of the sink, if there is one."""
         return matrix if self.sink is None else matrix[..., :-1]
+
+
+def zero_where_infinite(bias: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """A bias with 0 in place of minus infinity, which hides a key.
+
+    The smallest finite number comes first: tf2onnx writes a selection as a sum of products, and 0
+    times infinity is NaN.
+    """
+    finite = larger(bias, float(np.finfo("float32").min))
+    return ops.where(bias == -float("inf"), ops.cast(0.0, bias.dtype), finite)
 
 
 class LogitsForm(NamedTuple):

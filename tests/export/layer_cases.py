@@ -110,10 +110,8 @@ CASES = {
     "kernel_causal": kernel("open", masks.Causal, filter="first_order"),
     "kernel_exponential": kernel("open", lambda: masks.Exponential(2)),
     "kernel_gated": kernel("open", masks.GatedDecay),
-    "kernel_low_rank": kernel("open but jax", lambda: masks.LowRank(2, 40)),
-    "kernel_positions": kernel(
-        "open but jax", lambda: masks.ExponentialPositions(40, 2, 3, seed=0)
-    ),
+    "kernel_low_rank": kernel("open", lambda: masks.LowRank(2, 40)),
+    "kernel_positions": kernel("open", lambda: masks.ExponentialPositions(40, 2, 3, seed=0)),
     "kernel_stochastic": kernel("open", lambda: masks.StochasticPositions(2, seed=0)),
     "kernel_segments": kernel("open", masks.Segments, "segment_ids"),
     "kernel_packed": kernel(
@@ -139,7 +137,7 @@ CASES = {
     "kernel_grid_rows": kernel("bound", lambda: masks.BlockToeplitz((2, 7), 2), path="blockwise"),
     "kernel_tree": kernel("bound", lambda: masks.Tree(PARENTS)),
     "kernel_diffusion": kernel("bound", lambda: masks.GraphDiffusion(EDGES, num_nodes=LENGTH)),
-    "kernel_hypercube": kernel("bound", masks.Hypercube),
+    "kernel_hypercube": kernel("bound", lambda: masks.Hypercube(dimension=4)),
     "kernel_walks": kernel("bound", lambda: masks.RandomWalk(EDGES, num_nodes=LENGTH)),
     "kernel_random_features": kernel(
         "bound", lambda: masks.GraphRandomFeatures(EDGES, num_nodes=LENGTH)

@@ -12,7 +12,7 @@ import scipy.sparse
 from keras import ops
 
 from keras_graphattn.checks import Array, Sizes, numpy_of, optional, whole
-from keras_graphattn.numerics.precision import positions_of, size_tensor, take, take_along
+from keras_graphattn.numerics.precision import order_of, positions_of, size_tensor, take, take_along
 from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
@@ -318,7 +318,7 @@ def _order_of_pairs(
 ) -> Int[Tensor, "B E"]:
     """The places of the pairs in sorted order; both are between 0 and `length`."""
     if isinstance(length, int) and length < WIDEST_KEY:
-        return ops.argsort(low * (length + 1) + high, axis=1)
-    order = ops.argsort(high, axis=1)
-    later = ops.argsort(take_along(low, order, axis=1), axis=1)  # stable on all backends
+        return order_of(low * (length + 1) + high, axis=1)
+    order = order_of(high, axis=1)
+    later = order_of(take_along(low, order, axis=1), axis=1)  # stable on all backends
     return take_along(order, later, axis=1)

@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.masks.inputs import Length
-from keras_graphattn.numerics.precision import positions_of, size_tensor, take_along
+from keras_graphattn.numerics.precision import order_of, positions_of, size_tensor, take_along
 from keras_graphattn.types import Bool, Int, Tensor
 
 BEHIND = 2**31 - 1  # larger than every key of a node
@@ -55,7 +55,7 @@ def _cycle(
     if nodes is not None:
         keys = ops.where(nodes, keys, BEHIND)
         count = ops.sum(ops.cast(nodes, "int32"), axis=1, keepdims=True)
-    order = ops.cast(ops.argsort(keys, axis=1), "int32")
+    order = ops.cast(order_of(keys, axis=1), "int32")
     places = positions_of(ops.shape(order)[1])[None]
     following = take_along(order, ops.where(places + 1 < count, places + 1, 0), axis=1)
     is_edge = ops.logical_and(places < count, ops.not_equal(order, following))[..., None]

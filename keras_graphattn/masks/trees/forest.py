@@ -330,7 +330,7 @@ def distances_of_batch(
     lengths = ops.reshape(weights, (batch, length, 1))
     own = ops.ones_like(lengths) * identity(length, dtype=weights.dtype)[None]
     is_above = ops.transpose(down(own), (0, 2, 1))  # [i, j]: whether i is j, or above it
-    ways = down(lengths * (1.0 - is_above))
+    ways = down(lengths - lengths * is_above)  # LiteRT gets 1 - (a transposed tensor) wrong
     roots = ops.reshape(roots, (batch, length))
     same_tree = ops.equal(roots[:, :, None], roots[:, None, :])
     return ops.where(same_tree, ways + ops.transpose(ways, (0, 2, 1)), 0.0), same_tree

@@ -31,7 +31,7 @@ from keras_graphattn.masks.graphs.sparse import RowNumbers
 from keras_graphattn.masks.trees.forest import Forest, flat_lengths, flat_parents, jumps
 from keras_graphattn.numerics.blocks import where_needed
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, kept_with
-from keras_graphattn.numerics.precision import constant, positions_of, size_tensor, take
+from keras_graphattn.numerics.precision import constant, order_of, positions_of, size_tensor, take
 from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
@@ -135,10 +135,10 @@ class Sweeps:
         parents = ops.cast(topology[0], "int32")
         # each root is the only member of its family
         family = ops.where(ops.not_equal(parents, places), parents, count + places)
-        order = ops.argsort(family)
+        order = order_of(family, axis=0)
         in_order = take(x, order, axis=0), take(family, order, axis=0)
         sums = _sums_of_others(*in_order, self._most_children)
-        return take(sums, ops.argsort(order), axis=0)
+        return take(sums, order_of(order, axis=0), axis=0)
 
 
 class Levels(Sweeps):
