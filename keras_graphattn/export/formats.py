@@ -19,7 +19,6 @@ from keras_graphattn.layers import (
 )
 from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.kernel_base import KernelLayer
-from keras_graphattn.masks import Tree
 from keras_graphattn.operators.p_laplacian import PLaplacian
 
 # The backends from which Keras 3.15 writes each format
@@ -36,8 +35,13 @@ BLOCKWISE, MASK_BY_BLOCKS = 'attention_path="blockwise"', 'path="blockwise"'
 CHUNKED, FFT, CAUSAL = 'path="chunked"', 'path="fft"', "causal=True"
 DISTANCES, ROWS_OF_DISTANCES = "distances of values", "distances of values by blocks of rows"
 CONVERTED_DISTANCES = "distances of values, converted,"
-DELTA, EDGES, TREE, SEVERAL = "its recurrence", "its edges", "the mask Tree", "several inputs"
-SIMILARITY = "its similarity of values"
+DELTA, EDGES, SEVERAL = "its recurrence", "its edges", "several inputs"
+SIMILARITY, ADDITIVE = "its similarity of values", 'score="additive"'
+EDGE_FEATURES, EDGE_FILTER = "features of its edges", "a filter over its edges"
+EDGES_OF_CALL = "`edges` of each call"
+MASK_OF_EDGES, MASK_OF_PARENTS, MASK_OF_WALKS = (
+    f"a mask of the `{name}` of each call" for name in ("edges", "parents", "walks")
+)
 FIXES = {  # with the same weights and outputs
     BLOCKWISE: 'attention_path="dense"',
     ROWS_OF_DISTANCES: 'attention_path="dense"',
@@ -69,10 +73,15 @@ LIMITS: dict[tuple[str, str], tuple[Limit, ...]] = {
         Limit(
             LENGTHS,
             "jax2onnx cannot cut an open length into blocks",
-            (BLOCKWISE, DISTANCES, CHUNKED, CAUSAL),
+            (BLOCKWISE, MASK_BY_BLOCKS, DISTANCES, CHUNKED, CAUSAL),
         ),
         Limit(LENGTHS, "jax2onnx does not know that their lengths are equal", (SEVERAL,)),
-        Limit(SIZES, "jax2onnx cannot join open sizes", (DELTA, EDGES)),
+        Limit(
+            SIZES,
+            "jax2onnx cannot join open sizes",
+            (DELTA, EDGES, MASK_OF_EDGES, MASK_OF_PARENTS, MASK_OF_WALKS),
+        ),
+        Limit(NOTHING, "jax2onnx writes wrong sums over their edges", (EDGE_FEATURES, EDGE_FILTER)),
         Limit(NOTHING, "jax2onnx has no inverse Fourier transform", (FFT,)),
     ),
     ("onnx", "tensorflow"): (
@@ -80,16 +89,17 @@ LIMITS: dict[tuple[str, str], tuple[Limit, ...]] = {
         Limit(LENGTHS, "tf2onnx has no recurrence of an open length", (DELTA,)),
         Limit(NOTHING, "tf2onnx writes no Fourier transform of real numbers", (FFT,)),
     ),
-    ("onnx", "torch"): (
-        Limit(SIZES, "PyTorch's exporter to ONNX cannot sort with open sizes", (TREE,)),
-        Limit(SIZES, "a Fourier transform needs known sizes", (FFT,)),
-    ),
+    ("onnx", "torch"): (Limit(SIZES, "a Fourier transform needs known sizes", (FFT,)),),
     ("litert", "tensorflow"): (
         Limit(
             LENGTHS,
             "LiteRT has no lists of tensors, and no products with several open sizes",
-            (BLOCKWISE, MASK_BY_BLOCKS, DISTANCES, SIMILARITY, CHUNKED, CAUSAL),
+            (
+                *(BLOCKWISE, MASK_BY_BLOCKS, DISTANCES, SIMILARITY, CHUNKED, CAUSAL, ADDITIVE),
+                *(MASK_OF_PARENTS, MASK_OF_WALKS, EDGE_FEATURES),
+            ),
         ),
+        Limit(SIZES, "LiteRT cannot prepare its products", (MASK_OF_EDGES,)),
         Limit(NOTHING, "LiteRT's numbers differ from the fourth digit on", (DELTA,)),
         Limit(NOTHING, "LiteRT has no complex numbers", (FFT,)),
     ),
@@ -103,6 +113,16 @@ LIMITS: dict[tuple[str, str], tuple[Limit, ...]] = {
         Limit(NOTHING, "OpenVINO reads no inverse Fourier transform of TensorFlow", (FFT,)),
     ),
     ("openvino", "torch"): (
+        Limit(
+            NOTHING,
+            "Keras traces the model with ones, and no node is its own parent or neighbour",
+            (MASK_OF_PARENTS, MASK_OF_EDGES, EDGES_OF_CALL),
+        ),
+        Limit(
+            LENGTHS,
+            "Keras traces the model with ones, and a graph of one node has no node 1",
+            (MASK_OF_WALKS,),
+        ),
         Limit(NOTHING, "a Fourier transform needs sizes that are known in the trace", (FFT,)),
     ),
     ("torch", "torch"): (Limit(LENGTHS, "a Fourier transform needs a known length", (FFT,)),),
@@ -162,16 +182,27 @@ def forms_of(layer: keras.Layer, length: int | None) -> Iterator[str]:
         yield DELTA
     if isinstance(layer, EdgeAttention):
         yield EDGES
+        if layer.num_edge_features:
+            yield EDGE_FEATURES
+        if layer.filter is not None:
+            yield EDGE_FILTER
+        if layer.inputs_at_call:
+            yield EDGES_OF_CALL
+    for name in getattr(getattr(layer, "mask", None), "inputs_at_call", ()):
+        yield f"a mask of the `{name}` of each call"
+    if getattr(layer, "score", None) == "additive":
+        yield ADDITIVE
     if isinstance(layer, ContraNormAttention):
         yield SIMILARITY
     if isinstance(layer, AttentiveGraphFilter) and layer.causal:
         yield CAUSAL
     path = getattr(layer, "attention_path", None)
     if isinstance(layer, KernelLayer):
-        if isinstance(layer.mask, Tree):
-            yield TREE
+        if layer.feature_map is None:  # it forms all scores
+            return
         if path in (None, "auto") and layer.mask is not None:
-            path = layer.mask.choose_path(length, _features_of(layer), layer.value_dim)
+            features = int(layer.feature_map.num_features(layer.num_heads, layer.key_dim))
+            path = layer.mask.choose_path(length, features, layer.value_dim)
         yield f'path="{path}"'
     elif isinstance(getattr(getattr(layer, "settings", layer), "numbers", None), PLaplacian):
         yield DISTANCES  # PLaplacianAttention, or a layer that `convert` has changed to it
@@ -181,12 +212,6 @@ def forms_of(layer: keras.Layer, length: int | None) -> Iterator[str]:
             yield ROWS_OF_DISTANCES
     else:
         yield f'attention_path="{path}"'
-
-
-def _features_of(layer: KernelLayer) -> int | None:
-    if layer.feature_map is None:
-        return None
-    return int(layer.feature_map.num_features(layer.num_heads, layer.key_dim))
 
 
 def _shapes(model: keras.Model, input_signature: Any) -> list[tuple[int | None, ...]]:
