@@ -17,8 +17,8 @@ from keras_graphattn.layers import (
     EdgeAttention,
     GatedDeltaRule,
 )
-from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.kernel_base import KernelLayer
+from keras_graphattn.masks import GraphDiffusion, GraphRandomFeatures, RandomWalk, Tree
 from keras_graphattn.operators.p_laplacian import PLaplacian
 
 # The backends from which Keras 3.15 writes each format
@@ -36,12 +36,15 @@ CHUNKED, FFT, CAUSAL = 'path="chunked"', 'path="fft"', "causal=True"
 DISTANCES, ROWS_OF_DISTANCES = "distances of values", "distances of values by blocks of rows"
 CONVERTED_DISTANCES = "distances of values, converted,"
 DELTA, EDGES, SEVERAL = "its recurrence", "its edges", "several inputs"
+LAYER = "the backend torch"  # any layer, where Keras has the same limit for its own
 SIMILARITY, ADDITIVE = "its similarity of values", 'score="additive"'
+GRAPH = "a mask of a tree or graph"
 EDGE_FEATURES, EDGE_FILTER = "features of its edges", "a filter over its edges"
 EDGES_OF_CALL = "`edges` of each call"
 MASK_OF_EDGES, MASK_OF_PARENTS, MASK_OF_WALKS = (
     f"a mask of the `{name}` of each call" for name in ("edges", "parents", "walks")
 )
+GRAPH_MASKS = (GraphDiffusion, GraphRandomFeatures, RandomWalk, Tree)
 FIXES = {  # with the same weights and outputs
     BLOCKWISE: 'attention_path="dense"',
     ROWS_OF_DISTANCES: 'attention_path="dense"',
@@ -102,6 +105,12 @@ LIMITS: dict[tuple[str, str], tuple[Limit, ...]] = {
         Limit(SIZES, "LiteRT cannot prepare its products", (MASK_OF_EDGES,)),
         Limit(NOTHING, "LiteRT's numbers differ from the fourth digit on", (DELTA,)),
         Limit(NOTHING, "LiteRT has no complex numbers", (FFT,)),
+    ),
+    ("litert", "torch"): (
+        Limit(SIZES, "Keras writes files that run with the sizes of its trace only", (LAYER,)),
+        Limit(NOTHING, "LiteRT has no complex numbers", (FFT,)),
+        Limit(NOTHING, "LiteRT does not have the operations that PyTorch writes", (DELTA,)),
+        Limit(NOTHING, "the converter of PyTorch refuses its own rows of a graph", (EDGES, GRAPH)),
     ),
     ("openvino", "tensorflow"): (
         Limit(
@@ -168,8 +177,8 @@ def check_export(model: keras.Model, format: str, input_signature: Any = None) -
     several = sum(None in shape[1:] for shape in shapes) > 1
     for layer in walk(model):
         forms = [*forms_of(layer, length)]
-        if several and isinstance(layer, ConversionMark):
-            forms.append(SEVERAL)
+        if type(layer).__module__.startswith("keras_graphattn."):
+            forms += [LAYER, SEVERAL] if several else [LAYER]
         for limit in LIMITS.get((format, backend), ()):
             for form in forms:
                 if form in limit.forms and not _is_met(limit.needs, shapes):
@@ -198,6 +207,8 @@ def forms_of(layer: keras.Layer, length: int | None) -> Iterator[str]:
         yield CAUSAL
     path = getattr(layer, "attention_path", None)
     if isinstance(layer, KernelLayer):
+        if isinstance(layer.mask, GRAPH_MASKS):
+            yield GRAPH
         if layer.feature_map is None:  # it forms all scores
             return
         if path in (None, "auto") and layer.mask is not None:

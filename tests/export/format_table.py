@@ -27,13 +27,14 @@ COLUMNS = (  # what Keras writes, by format and backend
     ("onnx", "jax"),
     ("onnx", "torch"),
     ("litert", "tensorflow"),
+    ("litert", "torch"),
     ("openvino", "tensorflow"),
     ("openvino", "torch"),
     ("torch", "torch"),
 )
 PACKAGES = (
     *("keras", "tensorflow", "jax", "torch", "onnx", "onnxruntime", "tf2onnx", "jax2onnx"),
-    *("ai-edge-litert", "openvino"),
+    *("ai-edge-litert", "litert-torch", "openvino"),
 )
 NAMES = {
     "tf_saved_model": "SavedModel",
@@ -160,7 +161,8 @@ choose. The masks of one length have 16 positions here, so most of them form the
   (`XlaCallModule`). [keras#22443](https://github.com/keras-team/keras/pull/22443) is of ONNX only.
 * A SavedModel from PyTorch. `export_saved_model` writes it, in a process of TensorFlow.
 * LiteRT from JAX. LiteRT from PyTorch takes fixed sizes only:
-  [keras#22996](https://github.com/keras-team/keras/issues/22996).
+  [keras#22996](https://github.com/keras-team/keras/issues/22996). It needs `litert-torch`, which is
+  not part of the extra, and does not write KerasHub's BERT.
 * NaN in padding, which layers of Keras spread. Files of this package's layers do not, except ONNX
   from TensorFlow: tf2onnx writes a selection as a sum of products, and 0 times NaN is NaN. Give
   such a file finite numbers in its padding.

@@ -259,8 +259,8 @@ def _by_litert(path, batches):
 
 
 def _plain(name):
-    """`serving_default_series:0` -> `series`."""
-    return name.removeprefix("serving_default_").split(":")[0]
+    """`serving_default_series:0` or, from torch, `serving_default_args_0_series` -> `series`."""
+    return name.removeprefix("serving_default_").removeprefix("args_0_").split(":")[0]
 
 
 def _by_openvino(path, batches):
