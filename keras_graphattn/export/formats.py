@@ -110,7 +110,7 @@ LIMITS: dict[tuple[str, str], tuple[Limit, ...]] = {
         Limit(SIZES, "Keras writes files that run with the sizes of its trace only", (LAYER,)),
         Limit(NOTHING, "LiteRT has no complex numbers", (FFT,)),
         Limit(NOTHING, "LiteRT does not have the operations that PyTorch writes", (DELTA,)),
-        Limit(NOTHING, "the converter of PyTorch refuses its own rows of a graph", (EDGES, GRAPH)),
+        Limit(NOTHING, "the converter of PyTorch cannot write rows of a graph", (EDGES, GRAPH)),
     ),
     ("openvino", "tensorflow"): (
         Limit(
@@ -207,7 +207,8 @@ def forms_of(layer: keras.Layer, length: int | None) -> Iterator[str]:
         yield CAUSAL
     path = getattr(layer, "attention_path", None)
     if isinstance(layer, KernelLayer):
-        if isinstance(layer.mask, GRAPH_MASKS):
+        parts = getattr(layer.mask, "masks", [layer.mask])  # of a product
+        if any(isinstance(part, GRAPH_MASKS) for part in parts):
             yield GRAPH
         if layer.feature_map is None:  # it forms all scores
             return
