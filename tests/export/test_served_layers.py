@@ -85,9 +85,9 @@ def test_masks_of_one_length(tmp_path):
 
 @pytest.mark.skipif(BACKEND != "jax", reason="other backends have open lengths")
 def test_open_lengths_that_jax_cannot_export_are_told(tmp_path):
-    # JAX cannot derive the end of a table of T positions
+    # JAX cannot compare the length of the tokens with the two of the distances
     with pytest.raises(ValueError, match=r"open lengths(.|\n)*Build it with fixed lengths"):
-        export_saved_model(model_of(["kernel_low_rank"], None), tmp_path / "served")
+        export_saved_model(model_of(["kernel_distances"], None), tmp_path / "served")
 
 
 @pytest.mark.slow_on("torch")
