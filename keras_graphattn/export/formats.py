@@ -17,7 +17,9 @@ from keras_graphattn.layers import (
     EdgeAttention,
     GatedDeltaRule,
 )
+from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.kernel_base import KernelLayer
+from keras_graphattn.layers.token_layer import TokenLayer
 from keras_graphattn.masks import GraphDiffusion, GraphRandomFeatures, RandomWalk, Tree
 from keras_graphattn.operators.p_laplacian import PLaplacian
 
@@ -177,7 +179,7 @@ def check_export(model: keras.Model, format: str, input_signature: Any = None) -
     several = sum(None in shape[1:] for shape in shapes) > 1
     for layer in walk(model):
         forms = [*forms_of(layer, length)]
-        if type(layer).__module__.startswith("keras_graphattn."):
+        if isinstance(layer, (ConversionMark, TokenLayer)):
             forms += [LAYER, SEVERAL] if several else [LAYER]
         for limit in LIMITS.get((format, backend), ()):
             for form in forms:

@@ -152,8 +152,9 @@ runtime of its format, and its outputs were those of Keras to 1e-5. It ran on {v
 * `refused`: no file runs, and `check_export` says what to do.
 
 {table}
-The rows from `Causal` to `RandomWalk` are masks of `MaskedKernelAttention`, with the path that they
-choose. The masks of one length have 16 positions here, so most of them form their matrix.
+The rows from `Causal` to `GraphRandomFeatures` are masks of `MaskedKernelAttention`, with the path
+that they choose, if none is named. The masks of one length have 16 positions here, so most of them
+form their matrix.
 
 ## What Keras itself does not write
 

@@ -11,6 +11,8 @@ import pytest
 
 import keras_graphattn
 from keras_graphattn.keras_internals import walk
+from keras_graphattn.layers.conversion_mark import ConversionMark
+from keras_graphattn.layers.token_layer import TokenLayer
 from tests.export.format_table import COLUMNS, LABELS, OUTCOMES, TABLE, rendered
 from tests.export.formats import (
     MODELS,
@@ -34,17 +36,17 @@ QUICK = {
     ("torch", "gfa"),
 }
 # Small or special cases, refused as their layer or path is in general
-REFUSED_AS_OTHERS = (
-    "delta_rule_packed",
-    "gkat_dynamic_walks",
-    "kernel_alibi",
-    "kernel_causal_toeplitz",
-    "max_pooling",
-    "mean_pooling",
-    "sum_pooling",
-)
+BY_FFT = ("kernel_alibi", "kernel_causal_toeplitz")
+REFUSED_AS_OTHERS = {
+    ("onnx", "jax"): BY_FFT,
+    ("onnx", "tensorflow"): (*BY_FFT, "delta_rule_packed"),
+    ("litert", "tensorflow"): (*BY_FFT, "delta_rule_packed", "gkat_dynamic_walks"),
+    ("litert", "torch"): ("max_pooling", "mean_pooling", "sum_pooling"),
+    ("openvino", "tensorflow"): (*BY_FFT, "delta_rule_packed"),
+}
 # KerasHub's own model has the same limit
 OF_KERAS = ("keras", "bert")
+OF_OURS = (ConversionMark, TokenLayer)
 
 
 def cells():
@@ -54,10 +56,6 @@ def cells():
             yield pytest.param(
                 name, format, marks=() if is_quick else pytest.mark.slow, id=f"{name}-{format}"
             )
-
-
-def is_ours(layer):
-    return type(layer).__module__.startswith("keras_graphattn.")
 
 
 def kept(name, format):
@@ -98,10 +96,10 @@ def test_check_export_refuses_what_the_table_does_not_have(name):
             model = model_with(name, each)
             signature = signature_with(model, each)
             if each in wider:
-                layer = next(x for x in walk(model) if is_ours(x))
+                layer = next(x for x in walk(model) if isinstance(x, OF_OURS))
                 with pytest.raises(ValueError, match=f"{type(layer).__name__} '{layer.name}'"):
                     keras_graphattn.check_export(model, format, signature)
-            elif name not in REFUSED_AS_OTHERS:
+            elif name not in REFUSED_AS_OTHERS.get((format, BACKEND), ()):
                 keras_graphattn.check_export(model, format, signature)
 
 
