@@ -20,7 +20,6 @@ from keras_graphattn.layers import (
 from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.layers.token_layer import TokenLayer
-from keras_graphattn.masks import GraphDiffusion, GraphRandomFeatures, RandomWalk, Tree
 from keras_graphattn.operators.p_laplacian import PLaplacian
 
 # The backends from which Keras 3.15 writes each format
@@ -40,17 +39,16 @@ CONVERTED_DISTANCES = "distances of values, converted,"
 DELTA, EDGES, SEVERAL = "its recurrence", "its edges", "several inputs"
 LAYER = "the backend torch"  # any layer, where Keras has the same limit for its own
 SIMILARITY, ADDITIVE = "its similarity of values", 'score="additive"'
-GRAPH = "a mask of a tree or graph"
 EDGE_FEATURES, EDGE_FILTER = "features of its edges", "a filter over its edges"
 EDGES_OF_CALL = "`edges` of each call"
 MASK_OF_EDGES, MASK_OF_PARENTS, MASK_OF_WALKS = (
     f"a mask of the `{name}` of each call" for name in ("edges", "parents", "walks")
 )
-GRAPH_MASKS = (GraphDiffusion, GraphRandomFeatures, RandomWalk, Tree)
+TREE_PATHS = tuple(f'path="{path}"' for path in ("levels", "scan", "doubling", "depths"))
 FIXES = {  # with the same weights and outputs
     BLOCKWISE: 'attention_path="dense"',
     ROWS_OF_DISTANCES: 'attention_path="dense"',
-    **dict.fromkeys((MASK_BY_BLOCKS, CHUNKED, FFT), 'path="dense"'),
+    **dict.fromkeys((MASK_BY_BLOCKS, CHUNKED, FFT, *TREE_PATHS), 'path="dense"'),
 }
 
 
@@ -112,7 +110,11 @@ LIMITS: dict[tuple[str, str], tuple[Limit, ...]] = {
         Limit(SIZES, "Keras writes files that run with the sizes of its trace only", (LAYER,)),
         Limit(NOTHING, "LiteRT has no complex numbers", (FFT,)),
         Limit(NOTHING, "LiteRT does not have the operations that PyTorch writes", (DELTA,)),
-        Limit(NOTHING, "the converter of PyTorch cannot write rows of a graph", (EDGES, GRAPH)),
+        Limit(
+            NOTHING,
+            "the converter of PyTorch cannot write their rows",
+            (EDGES, MASK_OF_EDGES, MASK_OF_WALKS, *TREE_PATHS),
+        ),
     ),
     ("openvino", "tensorflow"): (
         Limit(
@@ -209,9 +211,6 @@ def forms_of(layer: keras.Layer, length: int | None) -> Iterator[str]:
         yield CAUSAL
     path = getattr(layer, "attention_path", None)
     if isinstance(layer, KernelLayer):
-        parts = getattr(layer.mask, "masks", [layer.mask])  # of a product
-        if any(isinstance(part, GRAPH_MASKS) for part in parts):
-            yield GRAPH
         if layer.feature_map is None:  # it forms all scores
             return
         if path in (None, "auto") and layer.mask is not None:

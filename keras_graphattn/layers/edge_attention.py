@@ -18,7 +18,7 @@ from keras_graphattn.layers.base import (
     refuse_options,
 )
 from keras_graphattn.masks.graphs.edges import graph_edges, read_graph
-from keras_graphattn.masks.graphs.expander import random_cycles
+from keras_graphattn.masks.graphs.expander import cycles_of_seed, random_cycles
 from keras_graphattn.masks.inputs import (
     Flags,
     Tensors,
@@ -176,6 +176,9 @@ class EdgeAttention(AttentionLayer):
             )
         if self.expander_degree and self.seed is None:
             self.seed = seed_of(None)  # kept in the configuration
+        if self.expander_degree:
+            seed = self.seed if isinstance(self.seed, int) else self.seed.initial_seed
+            self._cycles = cycles_of_seed(self.expander_degree // 2, seed)
         self.num_virtual_nodes = whole(0)("num_virtual_nodes", num_virtual_nodes, {})
         self.edge_dim = optional(whole())("edge_dim", edge_dim, {})
         self._graph = _graph_of(graph, num_nodes, edge_features)
@@ -272,7 +275,9 @@ class EdgeAttention(AttentionLayer):
                 count = size_tensor(count, "int32")
                 found["edges"] = ops.where(found["edges"] < count, found["edges"], -1)
                 wrong = ops.not_equal(ops.broadcast_to(count, (batch,)), self._graph.num_nodes)
-            return found | ({} if features is None else {"edge_features": features[None]}), wrong
+            if features is not None:
+                found["edge_features"] = constant(features[None])
+            return found, wrong
         sizes: Sizes = {}
         if isinstance(tokens.key.shape[0], int):
             sizes["B"] = (tokens.key.shape[0], "query")
@@ -295,8 +300,7 @@ class EdgeAttention(AttentionLayer):
             nodes = positions_of(length)
             kinds.append(ops.stack([nodes, nodes], axis=-1)[None])
         if self.expander_degree:
-            seed = self.seed if isinstance(self.seed, int) else self.seed.initial_seed
-            kinds.append(random_cycles(self.expander_degree // 2, seed, length, keys))
+            kinds.append(random_cycles(self._cycles, length, keys))
         width, features = self.num_edge_features, []
         if width:
             numbers = without_padding(inputs["edge_features"], ops.all(edges >= 0, axis=-1))

@@ -13,7 +13,7 @@ two ways.
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
+from typing import Any, ClassVar, NamedTuple, TypedDict, TypeVar, Unpack, cast
 
 import keras
 import numpy as np
@@ -46,6 +46,7 @@ from keras_graphattn.operators.kernel import masked_scores
 from keras_graphattn.serialization import resolve
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 Signal = Num[Tensor, "B T N D"]
 Features = Num[Tensor, "B T N m"]
 Positions = Int[Tensor, " R"]
@@ -716,6 +717,19 @@ class Mask(PairMatrix):
             f"the mask {type(self).__name__}, which is {reason}. Use `Causal`, `GatedDecay`, "
             "`Exponential(causal=True)` or a product of these."
         )
+
+
+def reads_topology(method: Method) -> Method:
+    """A method of a `TopologyMask` that may read NumPy arrays of the mask.
+
+    torch.compile takes it as one operation. Else its first pass would make tensors of the arrays,
+    and no length or index in them would be known. A weight must come as an argument.
+    """
+    if keras.backend.backend() != "torch":
+        return method
+    import torch
+
+    return cast("Method", torch._dynamo.nonstrict_trace(method))
 
 
 class TopologyMask(Mask):

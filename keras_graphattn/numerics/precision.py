@@ -55,11 +55,12 @@ if backend.backend() == "jax":
     positions_of = _iota
 # `x[index]` that only adds axes: LiteRT has no such slice of a tensor with several open sizes.
 new_axes: Callable[[Num[Tensor, "..."], Index], Num[Tensor, "..."]] = operator.getitem
-# The identity matrix: OpenVINO has no operation for that of TensorFlow.
+# The identity matrix: OpenVINO has no operation for that of TensorFlow, LiteRT none for torch's.
 identity: Callable[..., Float[Tensor, "n n"]] = ops.eye
+if backend.backend() != "jax":
+    identity = _identity
 if backend.backend() == "tensorflow":
     new_axes = _expanded
-    identity = _identity
 
 
 def is_float64(x: Num[Tensor, "..."]) -> bool:
@@ -131,7 +132,8 @@ def take(x: Num[Tensor, "..."], indices: Int[Tensor, "..."] | int, axis: int) ->
     """The entries of `x` with these indices along an axis; no index is negative."""
     if backend.backend() != "torch":
         return ops.take(x, indices, axis=axis)
-    x, indices = ops.convert_to_tensor(x), constant(indices)
+    dtype = "int32" if isinstance(indices, np.ndarray) else None
+    x, indices = ops.convert_to_tensor(x), constant(indices, dtype)
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     return x.index_select(axis, indices.reshape(-1)).reshape(shape)
 
@@ -155,6 +157,9 @@ def constant(array: Num[Tensor, "..."] | float, dtype: str | None = None) -> Num
     if backend.backend() == "torch" and isinstance(array, np.ndarray):
         import torch
 
+        name = None if dtype is None else backend.standardize_dtype(dtype)
+        if name in ("float32", "float64", "int32"):  # LiteRT casts no constants
+            array = array.astype(name)
         array = torch.as_tensor(np.array(array))  # a copy: torch warns of some arrays
     return ops.convert_to_tensor(array, dtype)
 

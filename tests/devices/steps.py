@@ -18,7 +18,7 @@ import numpy as np
 from keras import ops
 
 from tests.layers.unseen_cases import BATCH, CASES, CHANNELS, LENGTH, scene
-from tests.numerics import dtype_policy, randomise, to_numpy
+from tests.numerics import assert_all_close, dtype_policy, randomise, to_numpy
 
 TOKENS = np.random.default_rng(0).standard_normal((BATCH, LENGTH, CHANNELS)).astype("float32")
 # Families of KerasHub, and the attentions that replace theirs
@@ -129,21 +129,33 @@ def on_tensorflow(step: Step) -> None:
 def on_torch(step: Step, in_parts: bool = False) -> None:
     """The loss as one graph, with the graph of its gradients, and without a warning.
 
-    `aot_eager` traces both graphs as Inductor gets them. Inductor would make kernels of them. With
-    `in_parts`, there may be several graphs, with Python between them.
+    In float32, the gradients are those without a compiler. The backend traces both graphs as
+    Inductor gets them. Inductor would make kernels of them. With `in_parts`, there may be several
+    graphs, with Python between them.
     """
     import torch
 
     torch.compiler.reset()
     weights = [variable.value for variable in step.model.trainable_variables]
     tensors = keras.tree.map_structure(torch.as_tensor, (step.inputs, step.call))
-    compiled = torch.compile(step.loss, backend="aot_eager", fullgraph=not in_parts)
+    compiled = torch.compile(
+        step.loss, backend="aot_eager_decomp_partition", fullgraph=not in_parts
+    )
     with warnings.catch_warnings():
         # such as those of the compiler
         warnings.simplefilter("ignore" if in_parts else "error", UserWarning)
         loss = compiled(*tensors)
         gradients = torch.autograd.grad(loss, weights, allow_unused=True) if weights else []
     _check(loss, gradients)
+    parts = step.model._flatten_layers()
+    is_random = any(isinstance(part, keras.layers.Dropout) and part.rate for part in parts)
+    if weights and step.model.compute_dtype == "float32" and not is_random:
+        expected = torch.autograd.grad(step.loss(*tensors), weights, allow_unused=True)
+        paths = [variable.path for variable in step.model.trainable_variables]
+        both = (zip(paths, some, strict=True) for some in (gradients, expected))
+        compiled_ones, others = ({p: to_numpy(x) for p, x in g if x is not None} for g in both)
+        assert compiled_ones.keys() == others.keys()
+        assert_all_close(compiled_ones, others, 1e-4)
 
 
 def _check(loss: Any, gradients: Any) -> None:

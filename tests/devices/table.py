@@ -47,14 +47,14 @@ that ran: `tests/devices/steps.py` says what it checks. It ran on {versions}.
   a module on the device only.
 * *XLA*: `tf.function(jit_compile=True)` compiles the step, with Adam, and runs it on the CPU. The
   gradients are finite.
-* *`torch.compile`*: with `fullgraph=True`, the loss is one graph, and so are its gradients
-  (`backend="aot_eager"`). There is no warning. They run on the CPU, and are finite. Inductor, which
-  makes kernels of these graphs, is not part of it.
+* *`torch.compile`*: with `fullgraph=True`, the loss is one graph, and so are its gradients. There
+  is no warning. They run on the CPU, and are finite. In float32, without dropout, the gradients are
+  those without a compiler. The graphs are those that Inductor gets
+  (`backend="aot_eager_decomp_partition"`). Inductor makes kernels of them, which is not part of it.
 * `yes`: in float32 and under `mixed_bfloat16`. Else the cell names the dtype that ran. An empty
   cell was not run.
-* `in parts`: PyTorch makes several graphs, and `fullgraph=True` fails. NumPy and SciPy plan the
-  products with a tree or graph that is given once, in the constructor of a mask. KerasHub's BERT
-  and GPT-2 are not one graph before `convert` either.
+* `in parts`: PyTorch makes several graphs, so that `fullgraph=True` fails, or it warns of code in
+  Keras. It does the same to these models of KerasHub before `convert`.
 
 Where tokens are split over devices, `tests/distribution` compares eight devices with one, on the
 CPU. No device gathers all tokens there, for the layers that `SequenceParallel` names.

@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_graphattn.graphs import Graph
 from keras_graphattn.layers import EdgeAttention
-from keras_graphattn.masks.graphs.expander import random_cycles
+from keras_graphattn.masks.graphs.expander import cycles_of_seed, random_cycles
 from keras_graphattn.operators import EdgeOperator
 from tests.call_inputs import BAD, BATCH, LENGTH, WRONG
 from tests.layers.capabilities import chain
@@ -140,7 +140,7 @@ def test_padding_does_not_change_the_expander():
 @pytest.mark.parametrize("length", [2, 3, 100, 2000])
 def test_random_cycles_are_an_expander(length):
     """Regular, and the second eigenvalue is near the least possible, 2 sqrt(d - 1)."""
-    edges = ops.convert_to_numpy(random_cycles(2, 7, length))[0]
+    edges = ops.convert_to_numpy(random_cycles(cycles_of_seed(2, 7), length))[0]
     counts = scipy.sparse.coo_array((np.ones(len(edges)), edges.T), shape=(length, length))
     assert (counts.sum(axis=0) == 4).all()
     assert (counts != counts.T).nnz == 0

@@ -44,6 +44,7 @@ from keras_graphattn.masks.mask import (
     TopologyMask,
     finite,
     from_nodes,
+    reads_topology,
     to_nodes,
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
@@ -257,12 +258,14 @@ class GraphDiffusion(TopologyMask):
     def parameters(self) -> Tensors:
         return {"time": self.time}
 
+    @reads_topology
     def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         if self._adjacency is not None:
             return from_nodes(self._heat.product(to_nodes(x), parameters["time"]), x)
         examples = self._examples(inputs, ops.shape(x)[1], x.dtype)
         return examples.heat(x, parameters["time"], self._sizes)
 
+    @reads_topology
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         time = parameters["time"]
         if self._adjacency is not None:
@@ -525,7 +528,7 @@ class ExampleGraphs:
         powers = [identity + ops.zeros_like(positive), positive]
         for order in range(2, sizes.terms + 1):
             powers.append(powers[-1] @ positive / order)
-        orders = ops.arange(0, len(powers), dtype=time.dtype)[:, None]
+        orders = ops.cast(positions_of(len(powers)), time.dtype)[:, None]
         shares, matrix = (time / sizes.longest) ** orders, 0.0  # (terms + 1, N)
         for start in range(0, len(powers), TERMS_AT_A_TIME):
             some = slice(start, start + TERMS_AT_A_TIME)

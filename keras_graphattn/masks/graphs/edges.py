@@ -12,7 +12,14 @@ import scipy.sparse
 from keras import ops
 
 from keras_graphattn.checks import Array, Sizes, numpy_of, optional, whole
-from keras_graphattn.numerics.precision import order_of, positions_of, size_tensor, take, take_along
+from keras_graphattn.numerics.precision import (
+    larger,
+    order_of,
+    positions_of,
+    size_tensor,
+    take,
+    take_along,
+)
 from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
@@ -306,7 +313,7 @@ def edges_once(
     ones = ops.cast(is_edge, numbers.dtype)[..., None]
     sums = ops.reshape(ops.concatenate([numbers, ones], axis=-1), (batch * count, width + 1))
     sums = take(add_rows(sums, runs, batch * count), runs, axis=0)
-    mean = ops.reshape(sums[:, :-1] / ops.maximum(sums[:, -1:], 1.0), (batch, count, width))
+    mean = ops.reshape(sums[:, :-1] / larger(sums[:, -1:], 1.0), (batch, count, width))
     before = ops.concatenate([numbers[:, :1], numbers[:, :-1]], axis=1)
     apart = ops.abs(numbers - before) > SAME_WEIGHT * ops.maximum(ops.abs(numbers), ops.abs(before))
     conflict = ops.logical_and(ops.logical_and(again, is_edge), ops.any(apart, axis=-1))

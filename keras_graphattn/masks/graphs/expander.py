@@ -19,22 +19,27 @@ from keras_graphattn.types import Bool, Int, Tensor
 BEHIND = 2**31 - 1  # larger than every key of a node
 
 
+Cycles = list[tuple[int, int, int]]  # what the hash of each cycle is made of
+
+
+def cycles_of_seed(count: int, seed: int) -> Cycles:
+    """Random numbers for `count` cycles."""
+    numbers = np.random.default_rng(seed).integers(0, 2**31 - 1, (count, 3))
+    return [(factor, start, step) for factor, start, step in numbers.tolist()]
+
+
 def random_cycles(
-    count: int, seed: int, length: Length, nodes: Bool[Tensor, "B T"] | None = None
+    cycles: Cycles, length: Length, nodes: Bool[Tensor, "B T"] | None = None
 ) -> Int[Tensor, "B? E 2"]:
-    """The edges of `count` cycles, each in both directions; -1 in padding.
+    """The edges of cycles, each in both directions; -1 in padding.
 
     Args:
-        count: Number of cycles.
-        seed: Seed, a whole number.
+        cycles: The result of `cycles_of_seed`.
         length: Number T of nodes.
         nodes: Optional booleans (B, T); `False` marks padding, which is in no cycle.
     """
-    generator = np.random.default_rng(seed)
-    edges = []
-    for numbers in generator.integers(0, 2**31 - 1, (count, 3)):
-        keys = _keys(length, *(int(number) for number in numbers))[None]  # (1, T)
-        edges.append(_cycle(keys, size_tensor(length, "int32")[None, None], nodes))
+    count = size_tensor(length, "int32")[None, None]
+    edges = [_cycle(_keys(length, *numbers)[None], count, nodes) for numbers in cycles]
     return ops.concatenate([*edges, *(ops.flip(one, axis=-1) for one in edges)], axis=1)
 
 

@@ -40,8 +40,10 @@ from keras_graphattn.masks.mask import (
     TopologyMask,
     finite,
     from_nodes,
+    reads_topology,
     to_nodes,
 )
+from keras_graphattn.numerics.precision import constant
 
 OPERATORS = ("normalized_adjacency", "adjacency")
 SERIES = ("diffusion", "regularized_laplacian", "random_walk")
@@ -206,11 +208,13 @@ class GraphRandomFeatures(TopologyMask):
             start = np.broadcast_to(self._start, (len(self._start), self.num_heads))
             return {"modulation": self._constant(start)}
         logarithm = self._weights("log_modulation")["log_modulation"]
-        return {"modulation": ops.where(self._walked, ops.exp(logarithm), 0.0)}
+        return {"modulation": ops.where(constant(self._walked), ops.exp(logarithm), 0.0)}
 
+    @reads_topology
     def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         return self._factored(self._left, self._right, x, parameters["modulation"])
 
+    @reads_topology
     def _transposed_signal(self, x: Signal, parameters: Tensors, inputs: Tensors) -> Signal:
         return self._factored(self._right, self._left, x, parameters["modulation"])
 
@@ -220,6 +224,7 @@ class GraphRandomFeatures(TopologyMask):
         features = right.transposed_product(to_nodes(x), modulation)
         return from_nodes(left.product(features, modulation), x)
 
+    @reads_topology
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         left, right = (f.matrix(parameters["modulation"]) for f in (self._left, self._right))
         return ops.einsum("nvi,nwi->nvw", left, right)[None]

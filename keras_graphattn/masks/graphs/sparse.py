@@ -74,7 +74,7 @@ class RowNumbers(TorchConstants):
 def _torch_numbers(numbers: Array, like: Tensor) -> Int[Tensor, " rows"]:
     import torch
 
-    return torch.tensor(numbers, dtype=torch.int64, device=like.device)
+    return torch.tensor(numbers, device=like.device)
 
 
 class SparseMatrix(TorchConstants):

@@ -56,10 +56,18 @@ from keras_graphattn.masks.mask import (
     TopologyMask,
     finite,
     from_nodes,
+    reads_topology,
     to_nodes,
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
-from keras_graphattn.numerics.precision import at_least_float32, matmul, pad, positions_of, take
+from keras_graphattn.numerics.precision import (
+    at_least_float32,
+    constant,
+    matmul,
+    pad,
+    positions_of,
+    take,
+)
 from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Float, Int, Tensor
 
@@ -220,6 +228,7 @@ class RandomWalk(TopologyMask):
             return {"decay": ops.exp(self._weights("log_decay")["log_decay"])}
         return {"decay": self._constant(self._start)}
 
+    @reads_topology
     def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         decay = parameters["decay"]
         if self._features is None:
@@ -227,6 +236,7 @@ class RandomWalk(TopologyMask):
         product = self._features.kernel_product(to_nodes(x), decay, self.normalization)
         return from_nodes(product, x)
 
+    @reads_topology
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         # one matrix for all heads if they have the same decay
         decay = parameters["decay"][:1] if self._has_one_decay else parameters["decay"]
@@ -250,11 +260,11 @@ class RandomWalk(TopologyMask):
         """
         tensors, wrong, _ = self._prepared(inputs, {}, length)
         if self._adjacency is not None:
-            weights = ops.convert_to_tensor(self._adjacency.toarray(), dtype=self.variable_dtype)
+            weights = constant(self._adjacency.toarray(), self.variable_dtype)
             return weights[None, None]
         walks = tensors.get("walks")
         if self._given_walks is not None:
-            walks = ops.convert_to_tensor(self._given_walks[None])
+            walks = constant(self._given_walks[None])
         return marked(ExampleWalks(walks).edges()[:, None], wrong)
 
     def length_of_walks(self, inputs: Tensors) -> int:
@@ -290,7 +300,7 @@ class WalkFeatures:
     def matrix(self, coefficients: Coefficients) -> Matrices:
         """F of each head."""
         steps = np.stack([step.toarray() for step in self.steps])
-        steps = ops.convert_to_tensor(steps, dtype=coefficients.dtype)
+        steps = constant(steps, coefficients.dtype)
         return ops.einsum("lvi,ln->nvi", steps, coefficients)
 
     def product(self, x: Nodes, coefficients: Coefficients) -> Nodes:
@@ -327,7 +337,7 @@ class WalkFeatures:
         return meetings
 
     def _scale(self, decay: PerHead, normalization: float) -> Float[Tensor, "n N"]:
-        squares = ops.convert_to_tensor(self.squares, dtype=decay.dtype)
+        squares = constant(self.squares, decay.dtype)
         return scale_of_squares(squares, decay, normalization)
 
     def kernel_product(self, x: Nodes, decay: PerHead, normalization: float) -> Nodes:
@@ -338,7 +348,7 @@ class WalkFeatures:
 
     def kernel_matrix(self, decay: PerHead, normalization: float) -> Matrices:
         """M = s_v s_w sum_k decay^k C_k, where s_v = 1 / |f_v|^a and C_k are the `meetings`."""
-        meetings = ops.convert_to_tensor(self.meetings, dtype=decay.dtype)  # (2 L - 1, n, n)
+        meetings = constant(self.meetings, decay.dtype)  # (2 L - 1, n, n)
         powers = decay[None] ** ops.arange(0, meetings.shape[0], dtype=decay.dtype)[:, None]
         scale = ops.transpose(self._scale(decay, normalization))  # (N, n)
         met = ops.einsum("svw,sn->nvw", meetings, powers)

@@ -17,6 +17,7 @@ from keras_graphattn.masks.mask import (
     TopologyMask,
     finite,
     from_nodes,
+    reads_topology,
     to_nodes,
 )
 from keras_graphattn.masks.trees.forest import (
@@ -244,6 +245,7 @@ class Tree(TopologyMask):
             return sweep_path(self._forest)
         return table_path(self._forest, self.max_distance or 0)
 
+    @reads_topology
     def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         if self._forest is None:
             return self._signal_of_batch(x, parameters, inputs)
@@ -266,6 +268,7 @@ class Tree(TopologyMask):
             product = exponential_product_of_batch(nodes, rate, offset, parents, lengths, depth)
         return ops.reshape(product, shape)
 
+    @reads_topology
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         distances, same_tree = self._distances(parameters, inputs)
         if self.function == "exponential":
@@ -292,8 +295,9 @@ class Tree(TopologyMask):
             if not traced_by_torch():
                 self._finite_distances = kept
         distances, same_tree = kept
-        dtype = next(iter(parameters.values())).dtype
-        return ops.convert_to_tensor(distances, dtype=dtype), ops.convert_to_tensor(same_tree)
+        dtype = keras.backend.standardize_dtype(next(iter(parameters.values())).dtype)
+        # cast by NumPy: LiteRT has no cast of a constant
+        return ops.convert_to_tensor(distances.astype(dtype)), ops.convert_to_tensor(same_tree)
 
     def _depth(self, parents: Int[Tensor, "B T"]) -> int:
         """The largest possible number of ancestors of a node."""
