@@ -157,10 +157,10 @@ def constant(array: Num[Tensor, "..."] | float, dtype: str | None = None) -> Num
     if backend.backend() == "torch" and isinstance(array, np.ndarray):
         import torch
 
+        # in its dtype, since LiteRT casts no constants; a copy, since torch warns of some arrays
         name = None if dtype is None else backend.standardize_dtype(dtype)
-        if name in ("float32", "float64", "int32"):  # LiteRT casts no constants
-            array = array.astype(name)
-        array = torch.as_tensor(np.array(array))  # a copy: torch warns of some arrays
+        is_numpy = name in ("float32", "float64", "int32")
+        array = torch.as_tensor(np.array(array, name if is_numpy else None))
     return ops.convert_to_tensor(array, dtype)
 
 
