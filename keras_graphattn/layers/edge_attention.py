@@ -174,9 +174,9 @@ class EdgeAttention(AttentionLayer):
                 "`expander_degree` must be even, because each cycle gives two edges to a node. "
                 f"Received: expander_degree={expander_degree}"
             )
-        if self.expander_degree and self.seed is None:
-            self.seed = seed_of(None)  # kept in the configuration
         if self.expander_degree:
+            if self.seed is None:
+                self.seed = seed_of(None)  # kept in the configuration
             seed = self.seed if isinstance(self.seed, int) else self.seed.initial_seed
             self._cycles = cycles_of_seed(self.expander_degree // 2, seed)
         self.num_virtual_nodes = whole(0)("num_virtual_nodes", num_virtual_nodes, {})

@@ -13,14 +13,22 @@ two ways.
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypedDict, TypeVar, Unpack, cast
+from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack, cast
 
 import keras
 import numpy as np
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import Sizes, check_dtype_policy, dtype_name, numpy_of, tensor, whole
+from keras_graphattn.checks import (
+    Function,
+    Sizes,
+    check_dtype_policy,
+    dtype_name,
+    numpy_of,
+    tensor,
+    whole,
+)
 from keras_graphattn.coefficient_rate import MASK_MULTIPLIER, CoefficientRate
 from keras_graphattn.keras_internals import move, walk
 from keras_graphattn.masks.inputs import (
@@ -46,7 +54,6 @@ from keras_graphattn.operators.kernel import masked_scores
 from keras_graphattn.serialization import resolve
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 Signal = Num[Tensor, "B T N D"]
 Features = Num[Tensor, "B T N m"]
 Positions = Int[Tensor, " R"]
@@ -719,7 +726,7 @@ class Mask(PairMatrix):
         )
 
 
-def reads_topology(method: Method) -> Method:
+def reads_topology(method: Function) -> Function:
     """A method of a `TopologyMask` that may read NumPy arrays of the mask.
 
     torch.compile takes it as one operation. Else its first pass would make tensors of the arrays,
@@ -729,7 +736,7 @@ def reads_topology(method: Method) -> Method:
         return method
     import torch
 
-    return cast("Method", torch._dynamo.nonstrict_trace(method))
+    return cast("Function", torch._dynamo.nonstrict_trace(method))
 
 
 class TopologyMask(Mask):

@@ -16,7 +16,6 @@ from keras_graphattn.operators.softmax import (
     SoftmaxOperator,
     scores_of,
     zero_rows_without_keys,
-    zero_where_infinite,
 )
 from keras_graphattn.types import Bool, Float, Tensor
 
@@ -92,7 +91,7 @@ class FusedOperator(Operator):
         self.bias = None
         if is_masked and not self.is_in_blocks:
             self.visible = self.pairs._replace(causal=False).joined(length)
-            self.bias, self.visible = _finite(self.logits.formed(length), self.visible)
+            self.bias, self.visible = self.logits.formed(length).finite_bias(self.visible)
         if flash_attention is None and traced_by_torch():
             flash_attention = False  # torch chooses the kernel; it does not trace Keras' question
         self.flash_attention = flash_attention
@@ -153,7 +152,7 @@ class FusedOperator(Operator):
     ) -> Float[Tensor, "B T N D"]:
         def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
             visible = self.pairs.of_block(tensors, rows, tensors["columns"])
-            bias, visible = _finite(form.of_block(tensors, rows, length), visible)
+            bias, visible = form.of_block(tensors, rows, length).finite_bias(visible)
             operands = tensors["query"], tensors["key"], tensors["x"]
             return self._attend(*operands, visible, bias, False)
 
@@ -162,16 +161,6 @@ class FusedOperator(Operator):
         by_row, whole = form.divided(named, self.pairs)
         whole |= {"key": key, "x": x, "columns": positions_of(length)}
         return map_query_blocks(rows_of_block, {**by_row, "query": query}, whole, length, BLOCK)
-
-
-def _finite(
-    logits: Logits, visible: Bool[Tensor, "B? N? T? S?"] | None
-) -> tuple[Float[Tensor, "B? N? T? S"] | None, Bool[Tensor, "B? N? T? S?"] | None]:
-    """The finite numbers that are added to the scores, and what each query sees."""
-    bias = logits.bias
-    if bias is None or not logits.hides_keys:
-        return bias, visible
-    return zero_where_infinite(bias), logits.seen(visible)
 
 
 def _needs_float32(is_masked: bool) -> bool:

@@ -154,7 +154,7 @@ class Logits(NamedTuple):
         if self.soft_cap is not None:
             scores = self.soft_cap * ops.tanh(scores / self.soft_cap)
         if self.bias is not None:
-            bias, visible = self._finite_bias(scores, visible)
+            bias, visible = self.finite_bias(visible, scores.dtype)
             scores = with_bias(scores, bias)
         if self.sink is None:
             return scores, visible
@@ -162,12 +162,12 @@ class Logits(NamedTuple):
         scores = ops.concatenate([scores, sink + ops.zeros_like(scores[..., :1])], axis=-1)
         return scores, self.with_sink(visible)
 
-    def _finite_bias(
-        self, scores: Float[Tensor, "B N T S"], visible: Num[Tensor, "B? N? T? S?"] | None
-    ) -> tuple[Float[Tensor, "B? N? T? S"], Num[Tensor, "B? N? T? S?"] | None]:
+    def finite_bias(
+        self, visible: Num[Tensor, "B? N? T? S?"] | None, dtype: str | None = None
+    ) -> tuple[Float[Tensor, "B? N? T? S"] | None, Num[Tensor, "B? N? T? S?"] | None]:
         """The bias without the infinities that hide keys, and what each query sees."""
-        bias = ops.cast(self.bias, scores.dtype)
-        if not self.hides_keys:
+        bias = self.bias if dtype is None else ops.cast(self.bias, dtype)
+        if bias is None or not self.hides_keys:
             return bias, visible
         return zero_where_infinite(bias), self.seen(visible)
 
@@ -185,7 +185,7 @@ class Logits(NamedTuple):
             from keras_graphattn.operators.torch_biased_softmax import biased_softmax
 
             scores, _ = self._replace(bias=None).of(at_least_float32(scores))
-            bias, visible = self._finite_bias(scores, visible)
+            bias, visible = self.finite_bias(visible, scores.dtype)
             visible = None if visible is None else ops.cast(visible, "bool")
             return biased_softmax(scores, bias, visible, overwrite), visible
         logits, seen = self.of(scores, visible)

@@ -518,14 +518,14 @@ class ExampleGraphs:
         With the longest time u, exp(t B) = sum_k (t / u)^k (u B)^k / k!: only the first factor
         depends on the head.
         """
-        (shift, rest), identity = self.shift(), ops.eye(self.length, dtype=time.dtype)
+        (shift, rest), eye = self.shift(), identity(self.length, dtype=time.dtype)
         shape = (self.batch, self.length, self.length)
-        units = ops.reshape(ops.broadcast_to(identity, shape), (-1, 1, self.length))
+        units = ops.reshape(ops.broadcast_to(eye, shape), (-1, 1, self.length))
         positive = ops.reshape(self.neighbours(units), shape)
-        positive = positive + rest[:, :, None] * identity  # B
+        positive = positive + rest[:, :, None] * eye  # B
         positive = (sizes.longest / sizes.parts) * positive
 
-        powers = [identity + ops.zeros_like(positive), positive]
+        powers = [eye + ops.zeros_like(positive), positive]
         for order in range(2, sizes.terms + 1):
             powers.append(powers[-1] @ positive / order)
         orders = ops.cast(positions_of(len(powers)), time.dtype)[:, None]
