@@ -9,7 +9,8 @@ import re
 from latex2mathml.converter import convert
 
 IN_DOLLARS = re.compile(r"(?<![\\$`])\$([^$`\n]+)\$")
-SYMBOLS = {"o": r"\odot", "sum": r"\sum", **{x: f"\\{x}" for x in ("epsilon", "phi", "theta")}}
+GREEK = ("epsilon", "mu", "phi", "theta")
+SYMBOLS = {"o": r"\odot", "sum": r"\sum", **{x: f"\\{x}" for x in GREEK}}
 FUNCTIONS = ("exp", "log", "sigmoid", "softmax", "tanh")
 # Words that follow each other, or one letter on its own
 WORDS = re.compile(r"[A-Za-z]{2,}(?: [a-z]{2,})*(?:_[a-z]{2,})?|\bo\b")

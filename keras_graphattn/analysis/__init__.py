@@ -3,13 +3,20 @@
 from keras_graphattn.analysis.pictures import plot_mask
 from keras_graphattn.analysis.smoothing.inspection import inspect_smoothing
 from keras_graphattn.analysis.smoothing.logger import SmoothingLogger
-from keras_graphattn.analysis.smoothing.measures import first_order_error, token_similarity
+from keras_graphattn.analysis.smoothing.measures import (
+    first_order_error,
+    frequency_parts,
+    homophily,
+    p_laplacian_energy,
+    token_similarity,
+)
 from keras_graphattn.analysis.smoothing.report import (
     HeadMeasures,
     LayerReport,
     SmoothingReport,
     TokenMeasures,
     plot_attention_maps,
+    plot_powers,
     plot_responses,
     plot_similarity,
 )
@@ -21,9 +28,13 @@ __all__ = [
     "SmoothingReport",
     "TokenMeasures",
     "first_order_error",
+    "frequency_parts",
+    "homophily",
     "inspect_smoothing",
+    "p_laplacian_energy",
     "plot_attention_maps",
     "plot_mask",
+    "plot_powers",
     "plot_responses",
     "plot_similarity",
     "token_similarity",

@@ -19,7 +19,7 @@ from keras_graphattn.checks import Array, flag, is_list, one_of, optional, whole
 from keras_graphattn.checks import folder as local_folder
 from keras_graphattn.files import whole_file
 from keras_graphattn.graphs.graph import Graph
-from keras_graphattn.masks.graphs.walks import random_walks
+from keras_graphattn.masks.graphs.walks import halt_rule, random_walks
 from keras_graphattn.types import Float, Int
 
 FORM_OF_FILES = 2  # counts up if the same call computes something else
@@ -31,7 +31,7 @@ def precompute(
     *,
     cache_dir: str | os.PathLike[str] | None = None,
     verbose: bool = True,
-    **options: int,
+    **options: float,
 ) -> list[Array]:
     """Computes walks, distances or paths of graphs, with a progress bar.
 
@@ -42,8 +42,8 @@ def precompute(
         kind: `"walks"`, `"distances"`, `"paths"` or `"walk_probabilities"`.
             `"walks"`: integers (n, num_walks, walk_length), random walks from each node with
             probabilities proportional to edge weights, and -1 after the end of a walk. Options
-            `num_walks=50`, `walk_length=4`, `seed=0`. Every graph has its own seed, from `seed` and
-            its place in the list.
+            `num_walks=50`, `walk_length=4`, `halt_probability=0.0`, `seed=0`. Every graph has its
+            own seed, from `seed` and its place in the list.
             `"distances"`: integers (n, n), the least number of edges from node to node, and -1
             where there is no way. This is O(n^2) memory for each graph.
             `"paths"`: integers (n, n, hops), the numbers of the edges on a shortest path from node
@@ -81,8 +81,9 @@ def precompute(
         raise ValueError(
             f"The options of {kind!r} are {sorted(defaults)}. Received: {sorted(options)}"
         )
+    rules = {"seed": whole(0), "halt_probability": halt_rule}
     options = {
-        name: whole(0 if name == "seed" else 1)(name, options.get(name, default), {})
+        name: rules.get(name, whole())(name, options.get(name, default), {})
         for name, default in defaults.items()
     }
     flag("verbose", verbose)
@@ -114,10 +115,11 @@ def checked_graphs(graphs: Sequence[Graph]) -> list[Graph]:
 
 
 def _walks(
-    place: int, graph: Graph, num_walks: int, walk_length: int, seed: int
+    place: int, graph: Graph, num_walks: int, walk_length: int, halt_probability: float, seed: int
 ) -> Int[Array, "n W L"]:
     own_seed = int(np.random.SeedSequence([seed, place]).generate_state(1)[0] >> 1)
-    return random_walks(graph.adjacency(), num_walks, walk_length, own_seed).astype("int32")
+    walks = random_walks(graph.adjacency(), num_walks, walk_length, own_seed, halt_probability)
+    return walks.astype("int32")
 
 
 def _distances(place: int, graph: Graph) -> Int[Array, "n n"]:
@@ -155,15 +157,15 @@ def _walk_probabilities(place: int, graph: Graph, num_steps: int) -> Float[Array
 
 
 # The function of each kind, and its options with their defaults.
-_KINDS: dict[str, tuple[Callable[..., Array], dict[str, int]]] = {
-    "walks": (_walks, {"num_walks": 50, "walk_length": 4, "seed": 0}),
+_KINDS: dict[str, tuple[Callable[..., Array], dict[str, float]]] = {
+    "walks": (_walks, {"num_walks": 50, "walk_length": 4, "halt_probability": 0.0, "seed": 0}),
     "distances": (_distances, {}),
     "paths": (_paths, {"hops": 5}),
     "walk_probabilities": (_walk_probabilities, {"num_steps": 8}),
 }
 
 
-def _digest(graphs: list[Graph], options: dict[str, int]) -> str:
+def _digest(graphs: list[Graph], options: dict[str, float]) -> str:
     """A fingerprint of the graphs' edges and of the options."""
     digest = hashlib.sha256(json.dumps([FORM_OF_FILES, options]).encode())
     for graph in graphs:

@@ -264,7 +264,8 @@ class GraphKernelAttention(SoftmaxAttention, KernelLayer):
         logits = scores + ops.log(ops.where(seen, edges, ops.cast(1.0, edges.dtype)))
         seen = seen if visible is None else ops.logical_and(seen, visible)
         steps, length = masked_softmax(logits, seen), walk.length_of_walks(inputs)
-        kernel = kernel_of_steps(steps, walk.parameters()["decay"], length, walk.normalization)
+        decay = walk.going_on * walk.parameters()["decay"]
+        kernel = kernel_of_steps(steps, decay, length, walk.normalization)
         # a number that is too small to invert counts as 0
         is_large = ops.logical_or(kernel >= SMALLEST, ops.isnan(kernel))
         kernel = ops.where(is_large, kernel, ops.cast(0.0, kernel.dtype))

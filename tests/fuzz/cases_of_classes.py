@@ -135,6 +135,7 @@ MASKS = {
         "num_nodes": 4,
         "num_walks": 2,
         "walk_length": 2,
+        "halt_probability": 0.2,
         "decay": 0.5,
         "learn_decay": True,
         "normalization": 1.0,

@@ -32,6 +32,9 @@ FUNCTIONS = {
     "plot_mask": (analysis.plot_mask, {"mask": masks.Causal(), "length": 4}),
     "token_similarity": (analysis.token_similarity, {"tokens": TOKENS}),
     "first_order_error": (analysis.first_order_error, {"matrix": np.eye(3), "order": 3}),
+    "frequency_parts": (analysis.frequency_parts, {"matrix": np.eye(4), "tokens": TOKENS}),
+    "homophily": (analysis.homophily, {"weights": np.eye(4), "values": TOKENS}),
+    "p_laplacian_energy": (analysis.p_laplacian_energy, {"weights": np.eye(4), "values": TOKENS}),
     "inspect_smoothing": (analysis.inspect_smoothing, {"model": MODEL, "data": TOKENS}),
     "SmoothingLogger": (
         analysis.SmoothingLogger,
@@ -39,6 +42,7 @@ FUNCTIONS = {
     ),
     "plot_similarity": (analysis.plot_similarity, {"reports": REPORT}),
     "plot_responses": (analysis.plot_responses, {"report": REPORT, "depth": 0}),
+    "plot_powers": (analysis.plot_powers, {"report": REPORT, "depth": 0}),
     "plot_attention_maps": (analysis.plot_attention_maps, {"report": REPORT, "depth": 0}),
 }
 

@@ -33,6 +33,10 @@ def test_walks_step_along_edges_with_their_probabilities():
     assert (shares[expected == 0] == 0).all()
     (lonely,) = precompute([SPLIT], "walks", num_walks=1, walk_length=3, **QUIET)
     assert lonely[5].tolist() == [[5, -1, -1]]
+    options = {"num_walks": 4000, "walk_length": 3, "halt_probability": 0.3}
+    (halting,) = precompute([graph], "walks", **options, **QUIET)
+    shares = (halting >= 0).mean(axis=(0, 1))
+    np.testing.assert_allclose(shares, [1.0, 0.7, 0.49], atol=5 * np.sqrt(0.25 / 16000))
 
 
 def test_every_graph_and_seed_has_its_own_walks():

@@ -125,8 +125,9 @@ def test_a_hundred_thousand_nodes_train_without_a_matrix():
 
 
 @pytest.mark.slow_on("jax")
-def test_equal_scores_give_the_expected_walks_of_the_graph():
-    walk = {"num_nodes": LENGTH, "walk_length": 3, "decay": 0.7}
+@pytest.mark.parametrize("halt", [0.0, 0.4])
+def test_equal_scores_give_the_expected_walks_of_the_graph(halt):
+    walk = {"num_nodes": LENGTH, "walk_length": 3, "decay": 0.7, "halt_probability": halt}
     exact = layer_of(RandomWalk(EDGES, WEIGHTS, exact=True, **walk))
     layer = layer_of(RandomWalk(EDGES, WEIGHTS, **walk), dynamic_walks=True)
     layer.set_weights(exact.get_weights())

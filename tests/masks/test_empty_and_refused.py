@@ -91,6 +91,7 @@ PAIRS = [[0, 1], [1, 2]]
         (lambda: RandomWalk(edge_weights=[1.0, 2.0]), "edge_weights, with graph=None"),
         (lambda: RandomWalk(num_nodes=3), "num_nodes, with graph=None"),
         (lambda: RandomWalk(walks=[[[0, 1]], [[1, 0]]], num_nodes=2, seed=1), "num_nodes and seed"),
+        (lambda: RandomWalk(halt_probability=0.1), "halt_probability, with graph=None"),
         (lambda: RandomWalk(PAIRS, exact=True, seed=1), "seed, with graph=a graph"),
         (lambda: GraphDiffusion(num_nodes=3), "num_nodes=3, with graph=None"),
         (lambda: GraphDiffusion(PAIRS, spectral_bound=4.0), "spectral_bound=4.0, with a graph"),

@@ -31,23 +31,25 @@ def kernel(normalization, **options):
     return mask
 
 
-def all_walks(node, steps):
+def all_walks(node, steps, halt=0.0):
     """Every walk from a node with its probability, by the weights of the edges."""
     near = [(b, w) for (a, b), w in zip(EDGES, WEIGHTS, strict=True) if a == node]
     near += [(a, w) for (a, b), w in zip(EDGES, WEIGHTS, strict=True) if b == node]
     if steps == 1 or not near:
         yield [node], 1.0
         return
+    if halt:
+        yield [node], halt
     total = sum(weight for _, weight in near)
     for other, weight in near:
-        for walk, probability in all_walks(other, steps - 1):
-            yield [node, *walk], probability * weight / total
+        for walk, probability in all_walks(other, steps - 1, halt):
+            yield [node, *walk], (1.0 - halt) * probability * weight / total
 
 
-def expected_kernel(normalization):
+def expected_kernel(normalization, halt=0.0):
     features = np.zeros((HEADS, COUNT, COUNT))
     for node in range(COUNT):
-        for walk, probability in all_walks(node, LENGTH):
+        for walk, probability in all_walks(node, LENGTH, halt):
             for step, place in enumerate(walk):
                 features[:, node, place] += probability * np.array(DECAY) ** step
     return reference.walk_matrix(torch.tensor(features), normalization).numpy()
@@ -69,21 +71,37 @@ def test_seeded_walks_are_counted(normalization):
             np.testing.assert_allclose(found, right, atol=1e-6 * right.max(), rtol=0)
 
 
+@pytest.mark.parametrize("halt", [0.0, 0.3])
 @pytest.mark.parametrize("normalization", [0.0, 1.0])
-def test_the_expectation_is_the_sum_over_all_walks(normalization):
-    right = expected_kernel(normalization)
-    found = to_numpy(kernel(normalization, exact=True).dense())[0]
+def test_the_expectation_is_the_sum_over_all_walks(normalization, halt):
+    right = expected_kernel(normalization, halt)
+    found = to_numpy(kernel(normalization, exact=True, halt_probability=halt).dense())[0]
     np.testing.assert_allclose(found, right, atol=1e-6 * right.max(), rtol=0)
 
 
-@pytest.mark.parametrize("normalization", [0.0, 1.0])
-def test_the_kernel_converges_at_the_rate_of_the_root_of_the_walks(normalization):
-    right, errors = expected_kernel(normalization), []
+@pytest.mark.parametrize(("normalization", "halt"), [(0.0, 0.0), (0.0, 0.3), (1.0, 0.0)])
+def test_the_kernel_converges_at_the_rate_of_the_root_of_the_walks(normalization, halt):
+    right, errors = expected_kernel(normalization, halt), []
+    options = {"halt_probability": halt}
     for number in (200, 3200):
-        each = [kernel(normalization, num_walks=number, seed=seed) for seed in range(4)]
+        each = [kernel(normalization, num_walks=number, seed=seed, **options) for seed in range(4)]
         found = np.stack([to_numpy(mask.dense())[0] for mask in each])
         errors.append(np.sqrt(np.mean((found - right) ** 2)))
     assert 3.0 < errors[0] / errors[1] < 5.3  # sixteen times as many walks: a quarter of the error
+
+
+def test_walks_that_halt_have_a_closed_form_in_the_limit():
+    """The kernel of long walks is R R^T, for the resolvent R = (I - (1 - p) decay P)^-1."""
+    options = {"walk_length": 40, "decay": DECAY, "normalization": 0.0, "exact": True}
+    mask = RandomWalk(EDGES, WEIGHTS, COUNT, halt_probability=0.4, **options)
+    mask.build((None, COUNT, HEADS, COUNT))
+    weights = read_graph(EDGES, COUNT, WEIGHTS).toarray()
+    steps = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-9)  # one node is isolated
+    found = to_numpy(mask.dense())[0]
+    for head, decay in enumerate(DECAY):
+        resolvent = np.linalg.inv(np.eye(COUNT) - 0.6 * decay * steps)
+        right = resolvent @ resolvent.T
+        np.testing.assert_allclose(found[head], right, atol=1e-6 * right.max(), rtol=0)
 
 
 @pytest.mark.parametrize(("decay", "heads"), [(0.5, 1), (DECAY, HEADS)])

@@ -323,7 +323,7 @@ class LayerFigures:
                 maps = call.operators.between(index, np.flatnonzero(call.valid[index]))
                 self.maps = self.maps or maps
                 frequencies = np.arange(lengths[index] // 2 + 1) / lengths[index]
-                for name, matrix in maps._asdict().items():
+                for name, matrix in (("operator", maps.operator), ("attention", maps.attention)):
                     if matrix is not None:
                         response = (frequencies, measures.fourier_response(matrix))
                         self.responses.setdefault(name, []).append(response)
@@ -356,7 +356,12 @@ class LayerFigures:
             for name, responses in self.responses.items()
         }
         return HeadMeasures(
-            frequencies, means["operator"], maps.operator, means.get("attention"), maps.attention
+            frequencies,
+            means["operator"],
+            maps.operator,
+            maps.values,
+            means.get("attention"),
+            maps.attention,
         )
 
 

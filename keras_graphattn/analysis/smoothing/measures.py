@@ -6,8 +6,9 @@ Tokens are arrays (n, d) of one sequence without its padding, but for their simi
 
 import numpy as np
 from keras import ops
+from scipy.spatial.distance import cdist
 
-from keras_graphattn.checks import Array, checked, mask, optional, tensor, whole
+from keras_graphattn.checks import Array, checked, mask, number, optional, tensor, whole
 from keras_graphattn.numerics.precision import at_least_float32, largest
 from keras_graphattn.types import Bool, Float, Tensor
 
@@ -150,9 +151,160 @@ def first_order_error(matrix: Float[Array, "... n n"], order: int) -> Float[Arra
 
     Source: Choi et al., arXiv 2312.04234, Theorem 3.1 and Eq. 6.
     """
-    matrix = np.asarray(ops.convert_to_numpy(matrix), "float64")
+    matrix = _float64(matrix)
     square = matrix @ matrix
     approximation = matrix + (order - 1) * (square - matrix)
     power = np.linalg.matrix_power(matrix, order)
     errors: Array = np.abs(power - approximation).sum(axis=-1).max(axis=-1)
     return errors
+
+
+@checked(matrix=tensor("... n n"), tokens=tensor("... n d"), steps=whole())
+def frequency_parts(
+    matrix: Float[Array, "... n n"], tokens: Float[Array, "... n d"], steps: int = 10
+) -> tuple[Float[Array, "... steps"], Float[Array, "... steps"]]:
+    """The low and the high part of the tokens after each of several applications of an operator.
+
+        low(t) = |DC M^t z|,    high(t) = |M^t z - DC M^t z|,    DC = (1 / n) 1 1^T
+
+    |.| is the Frobenius norm. For attention whose rows sum to 1 and whose entries are all positive,
+    high(t) / low(t) goes to 0 as t grows: the operator is a low-pass filter.
+
+    Args:
+        matrix: M, of shape (..., n, n): attention A, its filter H, or its re-weighting of p-LaT.
+        tokens: z, of shape (..., n, d).
+        steps: How many steps are measured, t = 0 ... steps - 1.
+
+    Returns:
+        Two float64 NumPy arrays of shape (..., steps): low and high.
+
+    Raises:
+        ValueError: For shapes that do not fit, and for `steps` below 1.
+
+    Example:
+
+    >>> swap = np.array([[0.75, 0.25], [0.25, 0.75]])
+    >>> low, high = frequency_parts(swap, np.array([[2.0], [0.0]]), steps=3)
+    >>> (high / low).round(6).tolist()
+    [1.0, 0.5, 0.25]
+
+    Source: Wang et al., arXiv 2203.05962, Section 2 and Theorem 1; Nguyen et al., arXiv 2311.03235.
+    """
+    matrix, tokens = _float64(matrix), _float64(tokens)
+    low, high = [], []
+    for step in range(steps):
+        tokens = matrix @ tokens if step else tokens
+        constant = np.broadcast_to(tokens.mean(axis=-2, keepdims=True), tokens.shape)
+        low.append(np.linalg.norm(constant, axis=(-2, -1)))
+        high.append(np.linalg.norm(tokens - constant, axis=(-2, -1)))
+    return np.stack(low, axis=-1), np.stack(high, axis=-1)
+
+
+@checked(
+    weights=tensor("... n n"),
+    values=tensor("... n d"),
+    p=number(least=1.0),
+    start=optional(tensor("... n d")),
+    mu=number(least=0.0),
+)
+def p_laplacian_energy(
+    weights: Float[Array, "... n n"],
+    values: Float[Array, "... n d"],
+    p: float = 2.0,
+    *,
+    start: Float[Array, "... n d"] | None = None,
+    mu: float = 0.0,
+) -> Float[Array, "..."]:
+    """The energy whose gradient p-LaT is derived from.
+
+        J(u) = (1 / p) sum_i sum_j k_ij |u_i - u_j|^p + (mu / 2) sum_i |u_i - f_i|^2
+
+    With symmetric weights, as in attention with W_Q = W_K before its rows are divided by their
+    sums, the gradient is 2 sum_j k_ij |u_i - u_j|^(p - 2) (u_i - u_j) + mu (u_i - f_i). Weights
+    that are not symmetric have the energy of (k + k^T) / 2.
+
+    A low energy means that tokens which attend to each other are alike. A layer of p-LaT need not
+    decrease it: the layer does not divide by the sum of its weights again.
+
+    Args:
+        weights: k, of shape (..., n, n), such as the attention of each head.
+        values: u, of shape (..., n, d).
+        p: The exponent, a number of at least 1; 2 gives the Dirichlet energy.
+        start: f, of shape (..., n, d): the tokens that `mu` holds u near to.
+        mu: The weight of the distance from `start`, at least 0.
+
+    Returns:
+        A float64 NumPy array of shape (...): one energy for each matrix.
+
+    Raises:
+        ValueError: For shapes that do not fit, numbers out of range, and `mu` without `start` or
+            `start` without `mu`.
+
+    Example:
+
+    >>> float(p_laplacian_energy(np.ones((2, 2)), np.array([[0.0], [2.0]])))  # 1/2 (2^2 + 2^2)
+    4.0
+
+    Source: Nguyen et al., arXiv 2311.03235, Section 3. The factor 1 / p is our choice.
+    """
+    if (start is None) != (mu == 0.0):
+        raise ValueError(
+            "`mu` weighs the distance from `start`: give both or none of them. Received: "
+            f"mu={mu}, start={'None' if start is None else 'an array'}."
+        )
+    values = _float64(values)
+    energy: Array = np.sum(_float64(weights) * _distances(values) ** p, axis=(-2, -1)) / p
+    if start is not None:
+        energy = energy + mu / 2.0 * np.sum((values - _float64(start)) ** 2, axis=(-2, -1))
+    return energy
+
+
+@checked(weights=tensor("... n n"), values=tensor("... n d"))
+def homophily(
+    weights: Float[Array, "... n n"], values: Float[Array, "... n d"]
+) -> Float[Array, "..."]:
+    """The share of the attention between tokens whose values are nearer than 1 to each other.
+
+        sum_(i != j) A_ij [|v_i - v_j| < 1] / sum_(i != j) A_ij
+
+    Heads of p-LaT with p < 2 increase the weights of these pairs, heads with p > 2 those of the
+    others. A token's attention to itself does not count.
+
+    Args:
+        weights: A, of shape (..., n, n).
+        values: v, the values of each head, of shape (..., n, d).
+
+    Returns:
+        A float64 NumPy array of shape (...), from 0 to 1 for weights of at least 0; NaN where no
+        token attends to another one.
+
+    Raises:
+        ValueError: For shapes that do not fit.
+
+    Example:
+
+    >>> values = np.array([[0.0], [0.5], [2.0]])
+    >>> round(float(homophily(np.full((3, 3), 1 / 3), values)), 6)
+    0.333333
+
+    Source: Nguyen et al., arXiv 2311.03235. To weigh the pairs by attention is our choice.
+    """
+    weights = _float64(weights)
+    weights = weights * (1.0 - np.eye(weights.shape[-1]))
+    near = np.sum(weights * (_distances(_float64(values)) < 1.0), axis=(-2, -1))
+    total = np.sum(weights, axis=(-2, -1))
+    with np.errstate(invalid="ignore"):
+        share: Array = near / total
+    return share
+
+
+def _float64(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """An array or a tensor of any backend in float64."""
+    return np.asarray(ops.convert_to_numpy(x), "float64")
+
+
+def _distances(values: Float[Array, "... n d"]) -> Float[Array, "... n n"]:
+    """|v_i - v_j| of all pairs, without cancellation."""
+    length = values.shape[-2]
+    distances = [cdist(one, one) for one in values.reshape(-1, *values.shape[-2:])]
+    return np.reshape(distances, (*values.shape[:-1], length))

@@ -42,12 +42,13 @@ class Operators(NamedTuple):
 
     operator: Float[Array, "B N T T"]  # H, the matrix from values to outputs
     attention: Float[Array, "B N T T"] | None  # A
+    values: Float[Array, "B N T D"]  # of each head, also where heads share them
 
     def between(self, index: int, tokens: Int[Array, " n"]) -> "Operators":
         """The operators of one sequence between some of its tokens, (N, n, n)."""
         square = np.ix_(np.arange(self.operator.shape[1]), tokens, tokens)
         attention = None if self.attention is None else self.attention[index][square]
-        return Operators(self.operator[index][square], attention)
+        return Operators(self.operator[index][square], attention, self.values[index][:, tokens])
 
 
 def to_numpy(x: Num[Tensor, "..."]) -> Array:
@@ -90,7 +91,7 @@ def read_operators(
     to_padding = valid[:, None, :, None] & ~valid[:, None, None, :]  # (B, 1, T, T)
     if np.max(np.abs(matrix), where=to_padding, initial=0.0) > tolerance:
         raise NotReadable("its tokens see padding")
-    return Operators(matrix, attention)
+    return Operators(matrix, attention, np.moveaxis(of_heads, 2, 1))
 
 
 def _watched(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keras_graphattn.analysis.pictures import new_figure
-from keras_graphattn.checks import Array, is_list, is_whole
+from keras_graphattn.analysis.smoothing.measures import frequency_parts
+from keras_graphattn.checks import Array, is_list, is_whole, whole
 from keras_graphattn.types import Float
 
 if TYPE_CHECKING:
@@ -69,18 +70,21 @@ class HeadMeasures:
         frequencies: Frequencies in periods for each token, from 0 to at most 0.5, (F,).
         operator_fourier: Fourier response of H, (N, F) (`fourier_response`).
         operator_map: H of the first sequence without its padding, (N, n, n).
+        values: The values of the first sequence, to which H is applied, (N, n, D).
         attention_fourier: Fourier response of A, (N, F); `None` without A.
         attention_map: A of the first sequence, (N, n, n); `None` without A.
 
     Example:
 
-    >>> HeadMeasures(np.array([0.0, 0.5]), np.array([[1.0, 0.3]]), np.eye(2)[None]).high_gain()
+    >>> operator, values = np.eye(2)[None], np.ones((1, 2, 4))
+    >>> HeadMeasures(np.array([0.0, 0.5]), np.array([[1.0, 0.3]]), operator, values).high_gain()
     0.3
     """
 
     frequencies: Float[Array, " F"]
     operator_fourier: Float[Array, "N F"]
     operator_map: Float[Array, "N n n"]
+    values: Float[Array, "N n D"]
     attention_fourier: Float[Array, "N F"] | None = None
     attention_map: Float[Array, "N n n"] | None = None
 
@@ -272,7 +276,7 @@ def plot_responses(report: SmoothingReport, depth: int, axis: "Axes | None" = No
     """
     number, heads = _heads_at(report, depth)
     attention, operator = heads.attention_fourier, heads.operator_fourier
-    is_filtered = attention is not None and not np.allclose(attention, operator, atol=1e-4)
+    is_filtered = _is_filtered(heads)
     axis = axis or new_figure(WIDTH, HEIGHT).add_subplot()
     for head, gains in enumerate(operator):
         colour = COLOURS[head % len(COLOURS)]
@@ -283,6 +287,56 @@ def plot_responses(report: SmoothingReport, depth: int, axis: "Axes | None" = No
     axis.set(xlabel="frequency (periods for each token)", ylabel="gain", ylim=(0.0, None))
     axis.set_title(f"layer {number}" + (", dashed: A" if is_filtered else ""))
     if len(operator) <= 8:
+        axis.legend(fontsize=8)
+    return axis
+
+
+def plot_powers(
+    report: SmoothingReport, depth: int, steps: int = 10, axis: "Axes | None" = None
+) -> "Axes":
+    """Draws how fast the differences of tokens vanish if one layer is applied again and again.
+
+    Each line is high(t) / low(t) of a head (`frequency_parts`), for its values in the first
+    sequence. Solid lines are the operator H. Dashed lines of the same colours are the attention
+    matrix A, where H is a filter of it.
+
+    Args:
+        report: A report of `inspect_smoothing`.
+        depth: The number of the layer in the report, from 0; from the end if negative.
+        steps: How many steps are drawn, at least 2.
+        axis: A matplotlib axis to draw on. By default, a new figure is created.
+
+    Returns:
+        The matplotlib axis.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: For a depth that the report does not have, a layer without operators, and fewer
+            than 2 steps.
+
+    Example:
+
+    >>> from keras_graphattn.analysis import inspect_smoothing
+    >>> model = keras.Sequential([keras.Input((4, 8)), GraphFilterAttention(2, 4)])
+    >>> report = inspect_smoothing(model, np.random.default_rng(0).normal(size=(2, 4, 8)))
+    >>> axis = plot_powers(report, depth=0)
+    >>> axis.get_yscale()
+    'log'
+    """
+    number, heads = _heads_at(report, depth)
+    whole(2)("steps", steps, {})
+    is_filtered = _is_filtered(heads)
+    axis = axis or new_figure(WIDTH, HEIGHT).add_subplot()
+    for matrix, style in ((heads.operator_map, "-"), (heads.attention_map, "--")):
+        if matrix is None or (style == "--" and not is_filtered):
+            continue
+        low, high = frequency_parts(matrix, heads.values, steps)
+        for head in range(len(matrix)):
+            line = axis.plot(high[head] / low[head], style, color=COLOURS[head % len(COLOURS)])[0]
+            line.set_label(f"head {head}" if style == "-" else None)
+    axis.set(xlabel="times applied", ylabel="high part / constant part", yscale="log")
+    axis.set_title(f"powers of layer {number}" + (", dashed: A" if is_filtered else ""))
+    if len(heads.operator_map) <= 8:
         axis.legend(fontsize=8)
     return axis
 
@@ -332,6 +386,12 @@ def plot_attention_maps(report: SmoothingReport, depth: int, head: int = 0) -> "
         axis.set(title=name, xlabel="key", ylabel="query")
     figure.suptitle(f"layer {number}, head {head}")
     return figure
+
+
+def _is_filtered(heads: HeadMeasures) -> bool:
+    """Whether H is another operator than A."""
+    attention, operator = heads.attention_fourier, heads.operator_fourier
+    return attention is not None and not np.allclose(attention, operator, atol=1e-4)
 
 
 def _heads_at(report: SmoothingReport, depth: int) -> tuple[int, HeadMeasures]:

@@ -23,12 +23,13 @@ import scipy.special
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import Array, checked, flag, number, numpy_of, one_of, seed_of, whole
+from keras_graphattn.checks import Array, checked, flag, numpy_of, one_of, seed_of, whole
 from keras_graphattn.masks.graphs.edges import Graph, adjacency_rule, graph_config, read_graph
 from keras_graphattn.masks.graphs.walks import (
     Coefficients,
     WalkFeatures,
     features_of_loads,
+    halt_rule,
     random_walks,
 )
 from keras_graphattn.masks.inputs import Length, Tensors
@@ -150,9 +151,7 @@ class GraphRandomFeatures(TopologyMask):
             )
         self.operator = one_of(*OPERATORS)("operator", operator, {})
         self.num_walks = whole()("num_walks", num_walks, {})
-        self.halt_probability = number(least=0.0, below=1.0)(
-            "halt_probability", halt_probability, {}
-        )
+        self.halt_probability = halt_rule("halt_probability", halt_probability, {})
         self.learn_modulation = flag("learn_modulation", learn_modulation)
         self.seed = seed_of(seed)
         self.series, self.strength, self._start = read_modulation(series, strength, walk_length)
@@ -238,7 +237,7 @@ class GraphRandomFeatures(TopologyMask):
     walks=whole(),
     length=whole(),
     seed=whole(0),
-    halt_probability=number(least=0.0, below=1.0),
+    halt_probability=halt_rule,
     operator=one_of(*OPERATORS),
 )
 def graph_random_features(

@@ -71,6 +71,7 @@ from keras_graphattn.numerics.precision import (
 from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Float, Int, Tensor
 
+halt_rule = number(least=0.0, below=1.0)  # of a probability to end before a step
 Coefficients = Float[Tensor, "L N"]  # of each step and head
 Matrices = Float[Tensor, "N T T"]  # one for each head
 
@@ -94,7 +95,8 @@ class RandomWalk(TopologyMask):
             shape (B, T, walks, length), with nodes numbered within the example and -1 after the
             end. Then the path "features" goes through them walk by walk and never forms a matrix.
         num_walks: Number of walks drawn from each node; the paper uses 50 to 100.
-        walk_length: Number of nodes of a walk, including its start; the paper uses 3 to 10.
+        walk_length: Largest number of nodes of a walk, including its start; the paper uses 3 to 10.
+        halt_probability: Probability that a walk of a graph ends before each of its steps.
         exact: Whether to use the expectation over all walks. It is for small graphs and short
             walks: F gets more entries as walks get longer.
         decay: Decay of each step, a positive number or one per head; the paper uses 1.
@@ -120,14 +122,17 @@ class RandomWalk(TopologyMask):
     >>> keras.ops.convert_to_numpy(mask.dense())[0, 0].astype(float).round(4).tolist()
     [[1.0, 0.866, 0.5], [0.866, 1.0, 0.866], [0.5, 0.866, 1.0]]
 
-    Source: Choromanski et al., arXiv 2107.07999, Eq. 5 and Section 4.2.
+    Source: Choromanski et al., arXiv 2107.07999, Eq. 5 and Section 4.2. In expectation,
+    `halt_probability` p multiplies the decay by 1 - p. Then the kernel of long walks with
+    a = 0 is R R^T, where R = (I - (1 - p) decay P)^-1 and P holds the probabilities of steps.
     """
 
     paths = ("dense", "features")
 
     _topology = ("graph", "walks")
     _settings = (
-        *("num_walks", "walk_length", "exact", "decay", "learn_decay", "normalization", "seed"),
+        *("num_walks", "walk_length", "halt_probability", "exact", "decay", "learn_decay"),
+        *("normalization", "seed"),
     )
 
     def __init__(
@@ -139,6 +144,7 @@ class RandomWalk(TopologyMask):
         walks: Any = None,
         num_walks: int = 50,
         walk_length: int = 4,
+        halt_probability: float = 0.0,
         exact: bool = False,
         decay: ArrayLike = 1.0,
         learn_decay: bool = False,
@@ -149,6 +155,7 @@ class RandomWalk(TopologyMask):
         super().__init__(**kwargs)
         self.num_walks = whole()("num_walks", num_walks, {})
         self.walk_length: int = whole()("walk_length", walk_length, {})
+        self.halt_probability: float = halt_rule("halt_probability", halt_probability, {})
         optional(whole(0))("seed", seed, {})
         self.exact, self.learn_decay = flag("exact", exact), flag("learn_decay", learn_decay)
         self.decay = finite("decay", decay, positive=True)
@@ -164,22 +171,27 @@ class RandomWalk(TopologyMask):
             )
         of_graph = {"edge_weights": edge_weights, "num_nodes": num_nodes}
         unused = [] if graph is not None else [n for n, x in of_graph.items() if x is not None]
+        if graph is None and self.halt_probability:
+            unused.append("halt_probability")
         if seed is not None and (exact or walks is not None):
             unused.append("seed")
         if unused:
             raise ValueError(
-                "`edge_weights` and `num_nodes` belong to `graph`, and `seed` to walks that the "
-                f"mask draws. Received: {' and '.join(unused)}, with graph="
+                "`edge_weights`, `num_nodes` and `halt_probability` belong to `graph`, and `seed` "
+                f"to walks that the mask draws. Received: {' and '.join(unused)}, with graph="
                 f"{'None' if graph is None else 'a graph'}, walks="
                 f"{'None' if walks is None else 'an array'}, exact={exact}. Leave them out."
             )
         if graph is not None:
             self._adjacency = read_graph(graph, num_nodes, edge_weights)
             if exact:
-                self._features = expected_features(self._adjacency, self.walk_length)
+                self._features = expected_features(self._adjacency, self.walk_length, self.going_on)
             else:
                 self.seed = seed_of(seed)
-                drawn = random_walks(self._adjacency, num_walks, self.walk_length, self.seed)
+                drawn = random_walks(
+                    *(self._adjacency, num_walks, self.walk_length, self.seed),
+                    self.halt_probability,
+                )
                 self._features = features_of_walks(drawn)
         elif walks is not None:
             self._given_walks = numpy_of(walks)
@@ -217,6 +229,11 @@ class RandomWalk(TopologyMask):
                 f"Received: decay={self.decay!r}, normalization={self.normalization!r}, for walks "
                 f"of {steps} nodes. Use a decay nearer to 1, or shorter walks."
             )
+
+    @property
+    def going_on(self) -> float:
+        """The probability that a walk takes its next step, if there is one to take."""
+        return 1.0 - self.halt_probability
 
     @property
     def _has_one_decay(self) -> bool:
@@ -360,7 +377,7 @@ class WalkFeatures:
     walks=whole(),
     length=whole(),
     seed=whole(0),
-    halt_probability=number(least=0.0, below=1.0),
+    halt_probability=halt_rule,
 )
 def random_walks(
     adjacency: Graph, walks: int, length: int, seed: int, halt_probability: float = 0.0
@@ -444,9 +461,12 @@ def features_of_loads(walks: Array, loads: Iterable[Array]) -> WalkFeatures:
     return WalkFeatures(steps)
 
 
-def expected_features(adjacency: Graph, length: int) -> WalkFeatures:
-    """The expectation over all walks: F_l = P^l, with more entries as l grows."""
-    step = transition_matrix(adjacency)
+def expected_features(adjacency: Graph, length: int, going_on: float) -> WalkFeatures:
+    """The expectation over all walks: F_l = (g P)^l, with more entries as l grows.
+
+    Walks go on with the probability g at each step.
+    """
+    step = going_on * transition_matrix(adjacency)
     steps = [scipy.sparse.eye_array(adjacency.shape[0], format="csr")]
     for _ in range(length - 1):
         steps.append(scipy.sparse.csr_array(steps[-1] @ step))
