@@ -11,12 +11,7 @@ import keras
 
 from keras_graphattn.checks import one_of
 from keras_graphattn.keras_internals import walk
-from keras_graphattn.layers import (
-    AttentiveGraphFilter,
-    ContraNormAttention,
-    EdgeAttention,
-    GatedDeltaRule,
-)
+from keras_graphattn.layers import AttentiveGraphFilter, EdgeAttention, GatedDeltaRule
 from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.layers.token_layer import TokenLayer
@@ -34,11 +29,9 @@ LENGTHS, SIZES, NOTHING = "fixed lengths", "fixed sizes, also of the batch", "no
 
 BLOCKWISE, MASK_BY_BLOCKS = 'attention_path="blockwise"', 'path="blockwise"'
 CHUNKED, FFT, CAUSAL = 'path="chunked"', 'path="fft"', "causal=True"
-DISTANCES, ROWS_OF_DISTANCES = "distances of values", "distances of values by blocks of rows"
-CONVERTED_DISTANCES = "distances of values, converted,"
+ROWS_OF_DISTANCES = "distances of values by blocks of rows"
 DELTA, EDGES, SEVERAL = "its recurrence", "its edges", "several inputs"
 LAYER = "the backend torch"  # any layer, where Keras has the same limit for its own
-SIMILARITY, ADDITIVE = "its similarity of values", 'score="additive"'
 EDGE_FEATURES, EDGE_FILTER = "features of its edges", "a filter over its edges"
 EDGES_OF_CALL = "`edges` of each call"
 MASK_OF_EDGES, MASK_OF_PARENTS, MASK_OF_WALKS = (
@@ -76,7 +69,7 @@ LIMITS: dict[tuple[str, str], tuple[Limit, ...]] = {
         Limit(
             LENGTHS,
             "jax2onnx cannot cut an open length into blocks",
-            (BLOCKWISE, MASK_BY_BLOCKS, DISTANCES, CHUNKED, CAUSAL),
+            (BLOCKWISE, MASK_BY_BLOCKS, ROWS_OF_DISTANCES, CHUNKED, CAUSAL),
         ),
         Limit(LENGTHS, "jax2onnx does not know that their lengths are equal", (SEVERAL,)),
         Limit(
@@ -98,7 +91,7 @@ LIMITS: dict[tuple[str, str], tuple[Limit, ...]] = {
             LENGTHS,
             "LiteRT has no lists of tensors, and no products with several open sizes",
             (
-                *(BLOCKWISE, MASK_BY_BLOCKS, DISTANCES, SIMILARITY, CHUNKED, CAUSAL, ADDITIVE),
+                *(BLOCKWISE, MASK_BY_BLOCKS, ROWS_OF_DISTANCES, CHUNKED, CAUSAL),
                 *(MASK_OF_PARENTS, MASK_OF_WALKS, EDGE_FEATURES),
             ),
         ),
@@ -120,7 +113,7 @@ LIMITS: dict[tuple[str, str], tuple[Limit, ...]] = {
         Limit(
             LENGTHS,
             "OpenVINO has no lists of tensors",
-            (BLOCKWISE, MASK_BY_BLOCKS, ROWS_OF_DISTANCES, CONVERTED_DISTANCES),
+            (BLOCKWISE, MASK_BY_BLOCKS, ROWS_OF_DISTANCES),
         ),
         Limit(LENGTHS, "over several chunks OpenVINO's outputs differ by more than 1e-5", (DELTA,)),
         Limit(NOTHING, "OpenVINO reads no inverse Fourier transform of TensorFlow", (FFT,)),
@@ -203,10 +196,6 @@ def forms_of(layer: keras.Layer, length: int | None) -> Iterator[str]:
             yield EDGES_OF_CALL
     for name in getattr(getattr(layer, "mask", None), "inputs_at_call", ()):
         yield f"a mask of the `{name}` of each call"
-    if getattr(layer, "score", None) == "additive":
-        yield ADDITIVE
-    if isinstance(layer, ContraNormAttention):
-        yield SIMILARITY
     if isinstance(layer, AttentiveGraphFilter) and layer.causal:
         yield CAUSAL
     path = getattr(layer, "attention_path", None)
@@ -218,9 +207,7 @@ def forms_of(layer: keras.Layer, length: int | None) -> Iterator[str]:
             path = layer.mask.choose_path(length, features, layer.value_dim)
         yield f'path="{path}"'
     elif isinstance(getattr(getattr(layer, "settings", layer), "numbers", None), PLaplacian):
-        yield DISTANCES  # PLaplacianAttention, or a layer that `convert` has changed to it
-        if hasattr(layer, "settings"):
-            yield CONVERTED_DISTANCES
+        # PLaplacianAttention, or a layer that `convert` has changed to it
         if path == "blockwise" or (path is None and not layer.dropout):
             yield ROWS_OF_DISTANCES
     else:

@@ -524,8 +524,12 @@ def _sums_by_channels(
     rows, columns = (ops.transpose(x, (0, 2, 1, 3)) for x in (rows, columns))
     total = 0.0
     for first in range(0, rows.shape[-1], CHANNELS):
-        some = slice(first, first + CHANNELS)
-        differences = rows[..., :, None, some] - columns[..., None, :, some]
+        # LiteRT does not cut and add an axis in one step
+        some = (x[..., first : first + CHANNELS] for x in (rows, columns))
+        of_rows, of_columns = (
+            ops.expand_dims(x, axis) for x, axis in zip(some, (3, 2), strict=True)
+        )
+        differences = of_rows - of_columns
         total = total + ops.sum(differences * differences, axis=-1)
     return total
 
@@ -538,6 +542,8 @@ def _value_of_sums(
     rows: Float[Tensor, "B T N D"], columns: Float[Tensor, "B S N D"]
 ) -> tuple[Tensors, Tensors]:
     """sum_h (v_ih - v_jh)^2 for every pair, (B, N, T, S)."""
+    if not isinstance(rows.shape[1], int):  # several formats cannot cut an open length into blocks
+        return (_sums_by_channels(rows, columns),), ()
     sums = _by_rows(lambda d: ops.sum(d * d, axis=-1), rows, columns)
     return (ops.transpose(sums, (0, 2, 1, 3)),), ()
 

@@ -505,7 +505,9 @@ def additive_scores(
     query, key, query_vector, key_vector = (
         at_least_float32(x) for x in (query, key, query_vector, key_vector)
     )
-    of_queries = ops.einsum("btnh,nh->bnt", query, query_vector)
-    of_keys = ops.einsum("bsnh,nh->bns", key, key_vector)
-    scores = of_queries[:, :, :, None] + of_keys[:, :, None, :]
+    of_queries, of_keys = (  # (B, N, T) and (B, N, S)
+        ops.transpose(ops.sum(x * vector, axis=-1), (0, 2, 1))
+        for x, vector in ((query, query_vector), (key, key_vector))
+    )
+    scores = ops.expand_dims(of_queries, 3) + ops.expand_dims(of_keys, 2)
     return ops.leaky_relu(scores, negative_slope=negative_slope)

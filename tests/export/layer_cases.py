@@ -217,8 +217,10 @@ def batch_for(model, batch, length):
     generator = np.random.default_rng(100 * batch + length)
     lengths = generator.integers(1, length + 1, (batch, 1))
     parents = [reference_topology.random_parents(length, seed=i, cut=0.25) for i in range(batch)]
+    series = generator.standard_normal((batch, length, CHANNELS))
+    series[:, 1:2] = series[:, :1]  # p-LaT has a way of its own for equal tokens
     arrays = {
-        "series": generator.standard_normal((batch, length, CHANNELS)),
+        "series": series,
         "padding_mask": np.arange(length) < lengths,
         "segment_ids": np.sort(generator.integers(-1, 3, (batch, length)), axis=1),
         "entries": generator.uniform(0.0, 1.0, (batch, length, length)),

@@ -8,12 +8,15 @@ import pytest
 import torch
 from keras import ops
 
+from keras_graphattn.layers import PLaplacianAttention
 from keras_graphattn.operators import Visibility
 from keras_graphattn.operators.p_laplacian import PLaplacian, re_weighted
 from keras_graphattn.ops import p_laplacian_attention
 from tests import reference
 from tests.numerics import (
+    BACKEND,
     assert_close,
+    cotangent,
     reference_value_and_gradients,
     to_numpy,
     value_and_gradients,
@@ -95,6 +98,29 @@ def test_every_row_of_the_output_and_of_its_gradients_is_right(causal):
         size = np.abs(expected_gradients[name]).max((1, 3), keepdims=True) + 1e-30
         error = np.abs(gradients[name] - expected_gradients[name]) / size
         assert error.max() < 3e-4, (name, error.max((1, 2, 3)))
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="jax and torch know the length of a call")
+@pytest.mark.parametrize("path", ["dense", "blockwise"])
+def test_an_open_length_changes_nothing(path):
+    import tensorflow as tf
+
+    layer = PLaplacianAttention(4, 8, epsilon=0.01, attention_path=path, block_size=5)
+    tokens = TOKENS["every token twice"](np.random.default_rng(0).standard_normal((2, LENGTH, 16)))
+    tokens = tf.constant(tokens, "float32")
+    layer.build(tokens.shape)
+
+    def both(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs = layer(x)
+            total = tf.reduce_sum(outputs * cotangent((2, LENGTH, 16)))
+        return outputs, *tape.gradient(total, [x, *(v.value for v in layer.trainable_variables)])
+
+    compiled = tf.function(both, input_signature=[tf.TensorSpec((None, None, 16))])
+    for found, expected in zip(compiled(tokens), both(tokens), strict=True):
+        size = np.abs(to_numpy(expected)).max() + 1.0
+        np.testing.assert_allclose(to_numpy(found), to_numpy(expected), atol=1e-5 * size)
 
 
 def assert_rows_close(actual, expected, tolerance):
