@@ -29,22 +29,27 @@ def assert_is_formula(layer, formula, inputs, *others, bounds=(1e-5, 3e-5)):
     weights, count = weights_of(layer), len(inputs)
     arrays = [*inputs, *map(to_numpy, weights.values())]
 
-    def fast(*arrays):
-        arguments = (*arrays[:count], *others)
-        return layer.stateless_call(arrays[count:], layer.non_trainable_variables, *arguments)[0]
-
     def naive(*arrays):
         return formula(*arrays[:count], dict(zip(weights, arrays[count:], strict=True)))
 
-    value, gradients = value_and_gradients(fast, *arrays)
+    value, gradients = with_gradients(layer, inputs, *others)
     expected, expected_gradients = reference_value_and_gradients(naive, *arrays)
     assert_close(value, expected, bounds[0])
+    expected_gradients = dict(zip(gradients, expected_gradients.values(), strict=True))
+    assert_all_close(gradients, expected_gradients, bounds[1])
+
+
+def with_gradients(layer, inputs, *others):
+    """The layer's outputs, and its gradients for the inputs and the weights, by their names."""
+    weights, count = weights_of(layer), len(inputs)
+
+    def outputs(*arrays):
+        arguments = (*arrays[:count], *others)
+        return layer.stateless_call(arrays[count:], layer.non_trainable_variables, *arguments)[0]
+
+    value, gradients = value_and_gradients(outputs, *inputs, *map(to_numpy, weights.values()))
     names = [*(f"input {number}" for number in range(count)), *weights]
-    assert_all_close(
-        dict(zip(names, gradients.values(), strict=True)),
-        dict(zip(names, expected_gradients.values(), strict=True)),
-        bounds[1],
-    )
+    return value, dict(zip(names, gradients.values(), strict=True))
 
 
 def dense(x, weights, name):

@@ -30,6 +30,7 @@ from tests.recipes.formulas import (
     projections,
     talking_heads,
     weights_of,
+    with_gradients,
 )
 from tests.reference_topology import random_edges
 
@@ -253,8 +254,12 @@ def test_layers_in_half_precision(name, precision):
 def test_layers_survive_large_inputs_and_their_configs(name):
     case = CASES[name]
     layer = made(case)
-    outputs = layer(*(100.0 * array for array in case.inputs), *case.others)
-    assert np.isfinite(to_numpy(outputs)).all()
+    for scale in (100.0, 1e4):
+        inputs = [scale * array for array in case.inputs]
+        outputs, gradients = with_gradients(layer, inputs, *case.others)
+        assert np.isfinite(outputs).all()
+        for place, gradient in gradients.items():
+            assert np.isfinite(gradient).all(), place
     if name != "linear":  # a model
         again = type(layer).from_config(layer.get_config())
         assert again.get_config() == layer.get_config()

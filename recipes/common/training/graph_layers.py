@@ -234,11 +234,14 @@ class GraphAttention(_OnEdges):
         of_target = ops.sum(x * ops.cast(self.of_target, "float32"), axis=-1)  # (B T, N)
         of_source = ops.sum(x * ops.cast(self.of_source, "float32"), axis=-1)
         at_target = ops.minimum(target, count - 1)  # padding reads any row, and is added nowhere
+        is_edge = (target < count)[:, None]
         scores = ops.take(of_target, at_target, axis=0) + ops.take(of_source, source, axis=0)
         scores, own = _leaky(scores), _leaky(of_target + of_source)
         most = ops.segment_max(scores, target, count + 1)[:count]
         most = ops.stop_gradient(ops.maximum(most, own))
-        weights = ops.exp(scores - ops.take(most, at_target, axis=0))[..., None]  # (2 B E, N, 1)
+        # no maximum bounds the scores of padding, and a gradient of 0 times infinity is NaN
+        below = ops.where(is_edge, scores - ops.take(most, at_target, axis=0), 0.0)
+        weights = ops.exp(below)[..., None]  # (2 B E, N, 1)
         own = ops.exp(own - most)[..., None]
         total = own + add_rows(weights, target, count + 1)[:count]
         # the rows of coefficients are divided by `total` below: dropout before it is the same
