@@ -21,7 +21,7 @@ from keras_graphattn.numerics.precision import (
 from keras_graphattn.operators.operator import Operator
 from keras_graphattn.types import Bool, Float, Tensor
 
-SMALLEST = 2.0**-126  # smallest normal float32: the inverse of a smaller number may overflow
+SMALLEST = 2.0**-100  # the inverse of a smaller number overflows in a gradient
 
 
 class Factors(Protocol):
@@ -132,9 +132,7 @@ class KernelOperator(Operator):
     def _keep_normaliser(self, normaliser: Float[Tensor, "B T N 1"]) -> None:
         """Keeps the normaliser, and which rows are not 0."""
         self.normaliser = normaliser
-        # NaN counts as seen and stays NaN. `not (x < SMALLEST)` would not do: TensorFlow's graphs
-        # rewrite it to `x >= SMALLEST`.
-        self.seeing = (normaliser >= SMALLEST) | (normaliser != normaliser)
+        self.seeing = _is_large(normaliser)
         if self.rows is not None:
             self.seeing = ops.logical_and(self.seeing, new_axes(self.rows, (..., None)))
 
@@ -154,7 +152,9 @@ class KernelOperator(Operator):
             factors = self.mask.dense(ops.shape(self.query_features)[1], **self.inputs)
             matrix = matrix * ops.cast(factors, matrix.dtype)
         total = ops.sum(matrix, axis=-1, keepdims=True)
-        matrix = matrix / ops.where(total == 0.0, ops.cast(1.0, total.dtype), total)
+        seeing = _is_large(total)
+        matrix = matrix / ops.where(seeing, total, ops.cast(1.0, total.dtype))
+        matrix = zero_where_masked(matrix, seeing)
         if self.non_finite is None:
             return matrix
         return nan_where(ops.transpose(self.non_finite > 0.0, (0, 2, 1, 3)), matrix)
@@ -163,6 +163,14 @@ class KernelOperator(Operator):
         if outputs is not self.once:
             outputs = zero_where_masked(outputs, self.seeing)
         return outputs if self.non_finite is None else nan_where(self.non_finite > 0.0, outputs)
+
+
+def _is_large(normaliser: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
+    """Whether a row counts: its normaliser can be inverted, or is NaN, which stays NaN.
+
+    `not (x < SMALLEST)` would not do: TensorFlow's graphs rewrite it to `x >= SMALLEST`.
+    """
+    return (normaliser >= SMALLEST) | (normaliser != normaliser)
 
 
 def unmasked_attention(

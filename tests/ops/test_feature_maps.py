@@ -106,3 +106,20 @@ def test_small_weights_do_not_underflow_when_compiled(way):
     assert_close(found, expected, 1e-5)
     for index, factor in enumerate((1e-13, 1e-13, 1.0)):
         assert_close(factor * of_small[index], gradients[index], 1e-4)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-18, 1e-30, 0.0])
+def test_the_matrix_is_that_of_the_outputs_where_weights_are_small(size):
+    """A row counts in both, or is 0 in both."""
+    query, key, x = (np.abs(heads(5, seed=i)) for i in range(3))
+    query[:, 1] *= np.float32(size)
+    operator = KernelOperator(*map(ops.convert_to_tensor, (query, key)))
+    outputs = to_numpy(operator(ops.convert_to_tensor(x)))
+    product = np.einsum("bnts,bsnh->btnh", to_numpy(operator.matrix()), x)
+    np.testing.assert_allclose(outputs, product, rtol=1e-5, atol=1e-6)
+    key = key * np.float32(size)
+    operator = KernelOperator(*map(ops.convert_to_tensor, (query, key)))
+    outputs, product = to_numpy(operator(ops.convert_to_tensor(x))), to_numpy(operator.matrix())
+    product = np.einsum("bnts,bsnh->btnh", product, x)
+    np.testing.assert_allclose(outputs, product, rtol=1e-5, atol=1e-6)
+    assert (outputs[:, 1] == 0.0).all() == (size < 1e-15)
