@@ -21,11 +21,12 @@ from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.masks.graphs.walks import RandomWalk, kernel_of_steps
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
-from keras_graphattn.operators.kernel import SMALLEST
 from keras_graphattn.operators.operator import Operator
 from keras_graphattn.operators.softmax import WeightedSoftmaxOperator, additive_scores, scores_of
 from keras_graphattn.serialization import restored
 from keras_graphattn.types import Bool, Float, Tensor
+
+SMALLEST = 2.0**-126  # smallest normal float32: the inverse of a smaller number may overflow
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")

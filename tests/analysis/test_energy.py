@@ -132,3 +132,19 @@ def test_a_report_has_the_values_of_the_heads(layer):
     np.testing.assert_allclose(found, to_numpy(model(inputs[:1])), atol=1e-5)
     is_filtered = type(layer) is PLaplacianAttention
     assert len(plot_powers(report, 0, steps=4).lines) == (4 if is_filtered else 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: p_laplacian_energy(np.eye(3), np.ones((3, 2)), 0.5), "`p`"),
+        (lambda: p_laplacian_energy(np.eye(3), np.ones((4, 2))), "`values`"),
+        (lambda: p_laplacian_energy(np.eye(3), np.ones((3, 2)), mu=0.5), "give both"),
+        (lambda: p_laplacian_energy(np.eye(3), np.ones((3, 2)), start=np.ones((3, 2))), "both"),
+        (lambda: homophily(np.ones((2, 3)), np.ones((3, 2))), "`weights`"),
+        (lambda: frequency_parts(np.eye(3), np.ones((3, 2)), steps=0), "`steps`"),
+    ],
+)
+def test_wrong_arguments(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
