@@ -132,7 +132,9 @@ class KernelOperator(Operator):
     def _keep_normaliser(self, normaliser: Float[Tensor, "B T N 1"]) -> None:
         """Keeps the normaliser, and which rows are not 0."""
         self.normaliser = normaliser
-        self.seeing = _is_large(normaliser)
+        # NaN counts as seen and stays NaN. `not (x < SMALLEST)` would not do: TensorFlow's graphs
+        # rewrite it to `x >= SMALLEST`.
+        self.seeing = (normaliser >= SMALLEST) | (normaliser != normaliser)
         if self.rows is not None:
             self.seeing = ops.logical_and(self.seeing, new_axes(self.rows, (..., None)))
 
@@ -152,7 +154,7 @@ class KernelOperator(Operator):
             factors = self.mask.dense(ops.shape(self.query_features)[1], **self.inputs)
             matrix = matrix * ops.cast(factors, matrix.dtype)
         total = ops.sum(matrix, axis=-1, keepdims=True)
-        seeing = _is_large(total)
+        seeing = (total >= SMALLEST) | (total != total)
         matrix = matrix / ops.where(seeing, total, ops.cast(1.0, total.dtype))
         matrix = zero_where_masked(matrix, seeing)
         if self.non_finite is None:
@@ -163,14 +165,6 @@ class KernelOperator(Operator):
         if outputs is not self.once:
             outputs = zero_where_masked(outputs, self.seeing)
         return outputs if self.non_finite is None else nan_where(self.non_finite > 0.0, outputs)
-
-
-def _is_large(normaliser: Float[Tensor, "..."]) -> Bool[Tensor, "..."]:
-    """Whether a row counts: its normaliser can be inverted, or is NaN, which stays NaN.
-
-    `not (x < SMALLEST)` would not do: TensorFlow's graphs rewrite it to `x >= SMALLEST`.
-    """
-    return (normaliser >= SMALLEST) | (normaliser != normaliser)
 
 
 def unmasked_attention(
