@@ -16,6 +16,7 @@ from keras_graphattn.numerics.precision import (
     masked_softmax,
     matmul,
     nan_where,
+    new_axes,
     zero_where_masked,
 )
 from keras_graphattn.operators.operator import Visibility
@@ -157,15 +158,14 @@ class ContraNormAttention(SoftmaxAttention):
         visible = None if visible is None else ops.any(visible, axis=1)  # (B?, T?, T)
         # A token that is not finite must not reach those that do not see it: 0 times NaN is NaN.
         finite = ops.all(ops.isfinite(tokens), axis=-1)  # (B, T)
-        pushed = pushed_apart(
-            zero_where_masked(tokens, ops.expand_dims(finite, -1)), visible, self.scale
-        )
+        numbers = zero_where_masked(tokens, new_axes(finite, (..., None)))
+        pushed = pushed_apart(numbers, visible, self.scale)
         wrong = ops.logical_not(finite)[:, None]
         near = ops.any(wrong if visible is None else ops.logical_and(wrong, visible), axis=-1)
         wrong = ops.logical_or(near, ops.logical_not(finite))
         if visible is not None:
             pushed = ops.where(ops.any(visible, axis=-1, keepdims=True), pushed, tokens)
-        return ops.cast(nan_where(ops.expand_dims(wrong, -1), pushed), tokens.dtype)
+        return ops.cast(nan_where(new_axes(wrong, (..., None)), pushed), tokens.dtype)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "scale": self.scale}

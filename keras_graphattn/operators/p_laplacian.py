@@ -32,10 +32,12 @@ from keras_graphattn.numerics.blocks import (
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, compiled_once
 from keras_graphattn.numerics.precision import (
+    ALL,
     any_of,
     at_least_float32,
     finite_scores,
     masked_softmax,
+    new_axes,
     pad,
     positions_of,
     without_padding,
@@ -522,14 +524,11 @@ def _sums_by_channels(
 ) -> Float[Tensor, "B N T S"]:
     """Squared distances, for all rows and a few channels at a time."""
     rows, columns = (ops.transpose(x, (0, 2, 1, 3)) for x in (rows, columns))
+    rows, columns = new_axes(rows, (ALL, ALL, ALL, None)), new_axes(columns, (ALL, ALL, None))
     total = 0.0
     for first in range(0, rows.shape[-1], CHANNELS):
-        # LiteRT does not cut and add an axis in one step
-        some = (x[..., first : first + CHANNELS] for x in (rows, columns))
-        of_rows, of_columns = (
-            ops.expand_dims(x, axis) for x, axis in zip(some, (3, 2), strict=True)
-        )
-        differences = of_rows - of_columns
+        some = slice(first, first + CHANNELS)
+        differences = rows[..., some] - columns[..., some]
         total = total + ops.sum(differences * differences, axis=-1)
     return total
 

@@ -12,6 +12,7 @@ from keras import ops
 from keras_graphattn.checks import dtype_name
 from keras_graphattn.numerics.blocks import map_query_blocks
 from keras_graphattn.numerics.precision import (
+    ALL,
     at_least_float32,
     in_one_dtype,
     larger,
@@ -509,5 +510,5 @@ def additive_scores(
         ops.transpose(ops.sum(x * vector, axis=-1), (0, 2, 1))
         for x, vector in ((query, query_vector), (key, key_vector))
     )
-    scores = ops.expand_dims(of_queries, 3) + ops.expand_dims(of_keys, 2)
+    scores = new_axes(of_queries, (..., None)) + new_axes(of_keys, (ALL, ALL, None))
     return ops.leaky_relu(scores, negative_slope=negative_slope)

@@ -46,7 +46,7 @@ class Step(NamedTuple):
         return sum(ops.mean(ops.square(ops.cast(x, "float32"))) for x in outputs)
 
 
-def _layer_step(name: str) -> Step:
+def layer_step(name: str) -> Step:
     """A layer under padding, with the inputs of its mask and of its bias."""
     layer = CASES[name].make()
     layer.build(TOKENS.shape)
@@ -65,7 +65,7 @@ def _model_step(name: str, attention: str) -> Step:
 
 
 STEPS: dict[str, Callable[[], Step]] = {
-    **{name: partial(_layer_step, name) for name in CASES},
+    **{name: partial(layer_step, name) for name in CASES},
     **{
         f"{name}, {attention}": partial(_model_step, name, attention)
         for name, attentions in HUB.items()

@@ -113,13 +113,9 @@ def test_the_matrix_is_that_of_the_outputs_where_weights_are_small(size):
     """A row counts in both, or is 0 in both."""
     query, key, x = (np.abs(heads(5, seed=i)) for i in range(3))
     query[:, 1] *= np.float32(size)
-    operator = KernelOperator(*map(ops.convert_to_tensor, (query, key)))
-    outputs = to_numpy(operator(ops.convert_to_tensor(x)))
-    product = np.einsum("bnts,bsnh->btnh", to_numpy(operator.matrix()), x)
-    np.testing.assert_allclose(outputs, product, rtol=1e-5, atol=1e-6)
-    key = key * np.float32(size)
-    operator = KernelOperator(*map(ops.convert_to_tensor, (query, key)))
-    outputs, product = to_numpy(operator(ops.convert_to_tensor(x))), to_numpy(operator.matrix())
-    product = np.einsum("bnts,bsnh->btnh", product, x)
-    np.testing.assert_allclose(outputs, product, rtol=1e-5, atol=1e-6)
+    for keys in (key, np.float32(size) * key):
+        operator = KernelOperator(*map(ops.convert_to_tensor, (query, keys)))
+        outputs = to_numpy(operator(ops.convert_to_tensor(x)))
+        product = np.einsum("bnts,bsnh->btnh", to_numpy(operator.matrix()), x)
+        np.testing.assert_allclose(outputs, product, rtol=1e-5, atol=1e-6)
     assert (outputs[:, 1] == 0.0).all() == (size < 1e-15)

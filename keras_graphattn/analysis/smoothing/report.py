@@ -332,8 +332,8 @@ def plot_powers(
             continue
         low, high = frequency_parts(matrix, heads.values, steps)
         for head in range(len(matrix)):
-            line = axis.plot(high[head] / low[head], style, color=COLOURS[head % len(COLOURS)])[0]
-            line.set_label(f"head {head}" if style == "-" else None)
+            colour, label = COLOURS[head % len(COLOURS)], f"head {head}" if style == "-" else None
+            axis.plot(high[head] / low[head], style, color=colour, label=label)
     axis.set(xlabel="times applied", ylabel="high part / constant part", yscale="log")
     axis.set_title(f"powers of layer {number}" + (", dashed: A" if is_filtered else ""))
     if len(heads.operator_map) <= 8:

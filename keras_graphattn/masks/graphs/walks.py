@@ -170,9 +170,8 @@ class RandomWalk(TopologyMask):
                 "`exact=True` needs a graph. Received: graph=None. Give `graph` or exact=False."
             )
         of_graph = {"edge_weights": edge_weights, "num_nodes": num_nodes}
+        of_graph["halt_probability"] = self.halt_probability or None
         unused = [] if graph is not None else [n for n, x in of_graph.items() if x is not None]
-        if graph is None and self.halt_probability:
-            unused.append("halt_probability")
         if seed is not None and (exact or walks is not None):
             unused.append("seed")
         if unused:
