@@ -16,12 +16,15 @@ The text form of the published 10 folds is one file, `<name>.txt`:
     2 2 1 13                of each node: tag, degree, its neighbours, attributes if there are any
 
 With either, the folder may have `10fold_idx/train_idx-1.txt`, `test_idx-1.txt` and so on, one
-number of a graph per line, from 0.
+number of a graph per line, from 0. Or it has `<name>_splits.json`: for each fold the numbers of the
+graphs under "test", and under "model_selection" those of "train" and "validation".
 
 Source: Kersting et al., "Benchmark data sets for graph kernels" (2016); Xu et al., "How powerful
-are graph neural networks?", arXiv 1810.00826.
+are graph neural networks?", arXiv 1810.00826; Errica et al., "A fair comparison of graph neural
+networks for graph classification", arXiv 1912.09893 (the folds in JSON).
 """
 
+import json
 import os
 import warnings
 from pathlib import Path
@@ -63,8 +66,9 @@ def read_tu(folder: str | os.PathLike[str], name: str | None = None) -> TUData:
     `<name>_graph_indicator.txt`, `<name>_graph_labels.txt` and, if they are there, `_node_labels`,
     `_node_attributes`, `_edge_labels` and `_edge_attributes`. Other files of the archive are not
     read. The text form, `<name>.txt`, and the folds `10fold_idx` are those of the repository
-    weihua916/powerful-gnns on GitHub. An edge counts if one of its two directions is there. If the
-    folder has both forms, this reads the text form.
+    weihua916/powerful-gnns on GitHub, and the folds `<name>_splits.json` those of
+    diningphil/gnn-comparison. An edge counts if one of its two directions is there. If the folder
+    has both forms, this reads the text form, and if it has both folds, the file in JSON.
 
     Args:
         folder: The folder with the files.
@@ -94,7 +98,7 @@ def read_tu(folder: str | os.PathLike[str], name: str | None = None) -> TUData:
             "set, and `name` where it differs from the folder's."
         )
     classes, labels = np.unique(parts.labels, return_inverse=True)
-    folds = _read_folds(path / "10fold_idx", len(labels))
+    folds = _read_folds(path, name, len(labels))
     return TUData(_graphs(name, parts, labels), classes.tolist(), folds)
 
 
@@ -232,21 +236,45 @@ def _one_hot(rows: Int[Array, "_ _"]) -> Float[Array, "_ _"]:
     return np.concatenate([np.eye(len(values))[place] for values, place in places], axis=1)
 
 
-def _read_folds(folder: Path, count: int) -> list[tuple[Int[Array, " _"], Int[Array, " _"]]]:
-    folds = []
-    most = max(len(list(folder.glob(f"{part}_idx-*.txt"))) for part in ("train", "test"))
-    for number in range(1, most + 1):
-        train, test = (
-            read_numbers(folder / f"{part}_idx-{number}.txt")[:, 0] for part in ("train", "test")
-        )
+def _read_folds(
+    path: Path, name: str, count: int
+) -> list[tuple[Int[Array, " _"], Int[Array, " _"]]]:
+    source = path / f"{name}_splits.json"
+    if source.is_file():
+        folds = _read_splits(source)
+    else:
+        source, folds = path / "10fold_idx", []
+        most = max(len(list(source.glob(f"{part}_idx-*.txt"))) for part in ("train", "test"))
+        for number in range(1, most + 1):
+            files = (source / f"{part}_idx-{number}.txt" for part in ("train", "test"))
+            train, test = (read_numbers(file)[:, 0] for file in files)
+            folds.append((train, test))
+    for number, (train, test) in enumerate(folds, 1):
         graphs = np.sort(np.concatenate([train, test]))
         if not np.array_equal(graphs, np.arange(count)) or not len(train) or not len(test):
             raise ValueError(
-                f"{folder}, fold {number} must have each of the {count} graphs once, to train or "
+                f"{source}, fold {number} must have each of the {count} graphs once, to train or "
                 f"to test, and some of both. Received: {len(train)} and {len(test)} graphs"
             )
-        folds.append((train, test))
     return folds
+
+
+def _read_splits(file: Path) -> list[tuple[Array, Array]]:
+    """The graphs that train are those of the first inner division, to train and to validate."""
+    try:
+        folds = []
+        for fold in json.loads(file.read_text(encoding="utf-8")):
+            inner = fold["model_selection"][0]
+            train = [*inner["train"], *inner["validation"]]
+            folds.append((np.array(train, "int64"), np.array(fold["test"], "int64")))
+        if not folds:
+            raise ValueError("no folds")
+        return folds
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise ValueError(
+            f"{file.name} must be a list of folds in JSON, each with numbers of graphs under "
+            f'"test" and, under "model_selection", "train" and "validation". Received: {error!r}'
+        ) from error
 
 
 def read_numbers(file: Path, kind: type = int, columns: int | None = 1) -> Array:

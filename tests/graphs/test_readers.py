@@ -1,6 +1,7 @@
 """Files of TU and Planetoid data sets, made here in their published forms."""
 
 import collections
+import json
 import os
 import pickle
 import re
@@ -49,6 +50,24 @@ def test_tu_attributes_come_after_the_tags(tmp_path):
     text = "1\n2 0\n0 1 1 0.5 -2\n0 1 0 1.5 3\n"
     (graph,) = read_tu(write_tu(tmp_path, text, ())).graphs
     assert graph.node_features.tolist() == [[1.0, 0.5, -2.0], [1.0, 1.5, 3.0]]
+
+
+def test_tu_folds_in_json(tmp_path):
+    folder = write_tu(tmp_path)
+    inner = [{"train": [1], "validation": [0]}, {"train": [0], "validation": [1]}]
+    splits = [{"test": [2], "model_selection": inner}]
+    file = folder / "MADE_splits.json"
+    file.write_text(json.dumps(splits))
+    ((train, test),) = read_tu(folder).folds  # and not those of 10fold_idx
+    assert (train.tolist(), test.tolist()) == ([1, 0], [2])
+    for wrong in ({"test": [1]}, {"model_selection": [{"train": [1], "validation": []}]}):
+        file.write_text(json.dumps([{**splits[0], **wrong}]))
+        with pytest.raises(ValueError, match=r"MADE_splits\.json, fold 1 must have each of the 3"):
+            read_tu(folder)
+    for text in ("[", "[]", "3", '[{"test": [2]}]', '[{"test": ["a"], "model_selection": []}]'):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"MADE_splits\.json must be a list of folds in JSON"):
+            read_tu(folder)
 
 
 WRONG_LINES = [  # in the text form, and the number of the line that the error names
