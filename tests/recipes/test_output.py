@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from recipes.common.data.chance import Chance
@@ -63,6 +64,20 @@ def test_seeds_are_thin_lines_and_their_mean_is_a_thick_one():
     assert list(mean.get_ydata()) == pytest.approx([0.51, 0.51])
     assert list(chance.get_ydata()) == [0.2, 0.2]
     assert list(figure.axes[1].get_lines()[-1].get_ydata()) == [0.3, 0.3]
+
+
+def test_many_seeds_are_a_band_around_their_mean():
+    runs = [a_run("gfsa", seed, 3) for seed in range(6)]
+    figure, legend = drawn([*runs, a_run("agf", 0, 3)])
+    names = ["GFSA (6 seeds)", "AGF (seed 0)", "mean of the seeds"]
+    assert legend == [*names, "standard deviation of the seeds", "chosen epoch"]
+    panel = figure.axes[0]
+    mean, _ = (line for line in panel.get_lines() if len(line.get_xdata()) > 1)
+    values = [row["val_accuracy"] for run in runs for row in run.state.history[:1]]
+    assert mean.get_ydata()[0] == pytest.approx(np.mean(values))
+    (band,) = panel.collections
+    edges = [y for x, y in band.get_paths()[0].vertices if x == 1]
+    assert max(edges) - min(edges) == pytest.approx(2 * np.std(values, ddof=1))
 
 
 def test_perplexity_is_logarithmic_with_plain_numbers():

@@ -18,6 +18,7 @@ from recipes.common.training.records import Run
 
 BELOW = "softmax"  # drawn wider and first: what coincides with it stays visible
 WIDTH, WIDTH_BELOW = 2.2, 5.0
+MOST_LINES = 5  # of the seeds of an attention; more are drawn as a band
 SHARES = ("accuracy", "f1")  # metrics from 0 to 1
 LEGEND = "#555555"
 
@@ -31,7 +32,8 @@ def save(figure: plt.Figure, path: Path) -> None:
 
 def draw(title: str, runs: list[Run], chance: Chance | None = None) -> plt.Figure:
     """Draws all runs: one colour for each attention, a thin line for each seed, a thick one for
-    their mean, a dot at each chosen epoch.
+    their mean, a dot at each chosen epoch. In place of more than five thin lines there is a band,
+    one standard deviation above and below the mean.
 
     The first panel shows the validation data, or the training data where nothing was held out. The
     second panel shows the test if it was evaluated after every epoch, else the training. Where
@@ -110,12 +112,16 @@ def _draw_curves(
         wide, several = _width(attention), len(own) > 1
         style = {"color": attention_of(attention).colour, "marker": marker}
         thin = {"linewidth": wide / 3 if several else wide, "alpha": 0.5 if several else 1.0}
-        for curve in curves:
+        for curve in curves if len(own) <= MOST_LINES else ():
             panel.plot(np.arange(first, first + len(curve)), curve, **thin, **style)
         if several:
             length = min(map(len, curves))
-            mean = np.mean([curve[:length] for curve in curves], axis=0)
-            panel.plot(np.arange(first, first + length), mean, linewidth=wide, **style)
+            shared, epochs = [x[:length] for x in curves], np.arange(first, first + length)
+            mean, deviation = np.mean(shared, axis=0), np.std(shared, axis=0, ddof=1)
+            panel.plot(epochs, mean, linewidth=wide, zorder=2.5, **style)
+            if len(own) > MOST_LINES:
+                band = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
+                panel.fill_between(epochs, mean - deviation, mean + deviation, **band)
     panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
@@ -137,9 +143,14 @@ def _legend(runs: list[Run], chance: Chance | None) -> list[Line2D]:
         seeds = f" ({len(own)} seeds)" if len(own) > 1 else f" (seed {own[0].seed})"
         look = {"color": attention_of(name).colour, "linewidth": _width(name)}
         entries.append({**look, "label": label(name) + seeds})
-    if any(len(own) > 1 for _, own in groups):
+    counts = {len(own) for _, own in groups}
+    if max(counts) > 1:
         entries.append({"color": LEGEND, "linewidth": 2.5, "label": "mean of the seeds"})
+    if counts & set(range(2, MOST_LINES + 1)):
         entries.append({"color": LEGEND, "linewidth": 0.8, "label": "one seed"})
+    if max(counts) > MOST_LINES:
+        band = {"color": LEGEND, "linewidth": 7, "alpha": 0.3}
+        entries.append({**band, "label": "standard deviation of the seeds"})
     dot = {"marker": "o", "linestyle": "", "markersize": 7}
     entries.append({"color": LEGEND, **dot, "label": "chosen epoch"})
     if chance is not None:
