@@ -150,7 +150,10 @@ WRONG = {
     },
     "segment_ids": {},
     "distances": {"below -2": (_put("distances", (2, 3), -3), r"entry at \(2, 3\) is -3")},
-    "log_gates": {"positive": (_put("log_gates", (3, 1), 0.5), "token 3 has 0.5 in head 1")},
+    "log_gates": {
+        "positive": (_put("log_gates", (3, 1), 0.5), "token 3 has 0.5 in head 1"),
+        "not a number": (_put("log_gates", (3, 1), np.nan), "token 3 has nan in head 1"),
+    },
     "entries": {
         "negative": (_put("entries", (2, 3), -1.0), r"entry at \(1, 2, 3\) is -1"),
         "not a number": (_put("entries", (2, 3), np.nan), r"entry at \(1, 2, 3\) is nan"),

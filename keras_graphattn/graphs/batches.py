@@ -116,6 +116,11 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         self._inputs = _own_inputs(self.graphs, inputs)
         for axes, arrays in (("n", node_arrays), ("nn", pair_arrays)):
             for name, of_graphs in dict(arrays or {}).items():
+                if axes == "nn" and name in (node_arrays or {}):
+                    raise ValueError(
+                        f"`node_arrays` and `pair_arrays` must have different names. Received: "
+                        f"{name!r} in both."
+                    )
                 _check_shapes(name, len(axes), of_graphs, self._counts)
                 narrow = _narrow(name, of_graphs)
                 fill = -1 if narrow[0].dtype.kind == "i" else 0
@@ -295,7 +300,7 @@ def _sizes(counts: Array, num_buckets: int, sizes: Sequence[int] | None) -> list
     if sizes is None:
         shares = np.arange(1, num_buckets + 1) / num_buckets
         return sorted({int(size) for size in np.quantile(counts, shares, method="higher")})
-    numbers = [whole()("sizes", size, {}) for size in sizes]
+    numbers = [whole()("sizes", size, {}) for size in (sizes if is_list(sizes) else [])]
     if not numbers or sorted(set(numbers)) != numbers or numbers[-1] < counts.max():
         raise ValueError(
             f"`sizes` must be ascending, and the last one at least {counts.max()}, the number of "
@@ -311,7 +316,8 @@ def _edge_sizes(most: Sequence[int], edge_sizes: Sequence[int] | None) -> list[i
         least.append(max(int(number), least[-1] + 1 if least else 1))
     if edge_sizes is None:
         return least
-    numbers = [whole()("edge_sizes", size, {}) for size in edge_sizes]
+    given = edge_sizes if is_list(edge_sizes) else []
+    numbers = [whole()("edge_sizes", size, {}) for size in given]
     if len(numbers) != len(least) or any(a < b for a, b in zip(numbers, least, strict=True)):
         raise ValueError(
             f"`edge_sizes` must be a number for each size of graphs, at least {least}, which hold "

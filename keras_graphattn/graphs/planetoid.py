@@ -96,7 +96,7 @@ def read_planetoid(folder: str | os.PathLike[str], name: str) -> PlanetoidData:
     index = read_numbers(path / f"ind.{name}.test.index")[:, 0]
     try:
         return _joined(parts, index)
-    except (AttributeError, TypeError, IndexError, KeyError) as error:
+    except (AttributeError, TypeError, IndexError, KeyError, ValueError) as error:
         raise ValueError(
             f"The files ind.{name}.* must be those of a Planetoid data set: {error}"
         ) from error
@@ -111,6 +111,12 @@ def _joined(parts: dict[str, Any], index: Int[Array, " tests"]) -> PlanetoidData
             f"Features and labels must have one row for each node: {expected} with at most "
             f"{labelled} in y. Received: {rows} with {training} in y"
         )
+    for one, other in (("allx", "tx"), ("ally", "ty")):
+        if parts[one].shape[1:] != parts[other].shape[1:] or len(parts[one].shape) != 2:
+            raise ValueError(
+                f"`{one}` and `{other}` must be matrices with equally many columns. Received: "
+                f"shapes {parts[one].shape} and {parts[other].shape}"
+            )
     if len(set(index)) < len(index) or index.min(initial=labelled) < labelled:
         raise ValueError(
             f"The file test.index must name each test node once, by a number of at least "
@@ -123,7 +129,9 @@ def _joined(parts: dict[str, Any], index: Int[Array, " tests"]) -> PlanetoidData
         features[nodes] = scipy.sparse.csr_array(parts[x]).toarray()
         labels[nodes] = _classes(y, np.asarray(parts[y]))
     links = [(node, other) for node, others in parts["graph"].items() for other in others]
-    edges = np.array(links, "int64").reshape((-1, 2))
+    edges = np.array(links) if links else np.zeros((0, 2), "int64")
+    if edges.dtype.kind not in "iu":
+        raise ValueError("the nodes of `graph` must be integers of at most 64 bits")
     return PlanetoidData(
         Graph(edges[edges[:, 0] != edges[:, 1]], None, features, None, labels, count),
         np.arange(training),

@@ -190,5 +190,5 @@ def _read(file: Path) -> list[Array] | None:
         ends = np.cumsum(shapes.prod(axis=1))[:-1]
         parts = np.split(values, ends)
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
         return None

@@ -139,7 +139,8 @@ def _read_archive(path: Path, name: str) -> _Parts:
         return path / f"{name}_{part}.txt"
 
     labels, graph_of = (read_numbers(file(x))[:, 0] for x in ("graph_labels", "graph_indicator"))
-    if (np.diff(graph_of) < 0).any() or set(graph_of) != set(range(1, len(labels) + 1)):
+    numbers = set(range(1, len(labels) + 1))
+    if not numbers or (np.diff(graph_of) < 0).any() or set(graph_of) != numbers:
         raise ValueError(
             f"{name}_graph_indicator.txt must have the graphs 1 to {len(labels)}, the lines of "
             f"{name}_graph_labels.txt, in ascending order. Received: graphs "
@@ -179,7 +180,10 @@ def _read_archive(path: Path, name: str) -> _Parts:
 
 
 def _read_text(file: Path) -> _Parts:
-    lines = file.read_text(encoding="utf-8").rstrip().splitlines()
+    try:
+        lines = file.read_text(encoding="utf-8").rstrip().splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file.name} must be text in UTF-8: {error}") from error
     number = 0  # of the line that was read last
     labels: list[int] = []
     graph_of: list[int] = []

@@ -10,7 +10,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
 import keras
 from keras import ops
@@ -526,11 +526,14 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         pairs = itertools.zip_longest(ours, theirs, fillvalue=-1)
         is_equal = ours == theirs or all(t == s or None in (t, s) for t, s in pairs)
         if self.is_square and not is_equal:
-            raise ValueError(
-                f"{name} attends within one sequence here: query and value must have the same "
-                f"length. Received: query.shape={tuple(query_shape)}, "
-                f"value.shape={tuple(value_shape)}. {self.across_sequences}"
-            )
+            self._refuse_lengths(query_shape[:-1], value_shape[:-1])
+
+    def _refuse_lengths(self, query_shape: Shape, value_shape: Shape) -> NoReturn:
+        raise ValueError(
+            f"{type(self).__name__} attends within one sequence here: query and value must have "
+            f"the same length. Received: query of shape {(*query_shape, '...')}, value of shape "
+            f"{(*value_shape, '...')}. {self.across_sequences}"
+        )
 
 
 class Adopted:

@@ -156,6 +156,10 @@ class KernelLayer(AttentionLayer):
                 f"mask_inputs with {sorted(inputs)}. Set `mask`."
             )
         queries, keys = all_of(queries), all_of(keys)
+        ours, theirs = tokens.query.shape[1], tokens.value.shape[1]
+        of_pairs = causal or not (entries is None or is_key_mask(entries.shape))
+        if of_pairs and ours != theirs and None not in (ours, theirs):
+            self._refuse_lengths(tokens.query.shape[:2], tokens.value.shape[:2])
         if entries is None:
             return self.joined_mask(causal), inputs, queries, keys
         if is_key_mask(entries.shape):

@@ -215,7 +215,7 @@ class LogGates(CallInput):
 
     def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
         gates = inputs["log_gates"]
-        place = _first(gates > 0.0)
+        place = _first(~(gates <= 0.0))
         if place:
             raise ValueError(
                 f"`log_gates` of example {place[0]}: token {place[1]} has {gates[place]:g} in head "
@@ -224,7 +224,7 @@ class LogGates(CallInput):
         return True
 
     def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
-        return {}, [inputs["log_gates"] > 0.0]
+        return {}, [ops.logical_not(inputs["log_gates"] <= 0.0)]
 
 
 class EntriesOfCall(CallInput):
@@ -474,7 +474,7 @@ def _outside(ids: Array, low: int, high: int) -> Array:
 
 def _ancestors(parents: Array) -> Array:
     """The number of ancestors of each node, (B, T); -1 for a node that leads to a cycle."""
-    batch, count = parents.shape
+    (batch, count), parents = parents.shape, parents.astype("int64")
     nodes = np.arange(batch * count).reshape((batch, count))
     has_parent = parents >= 0
     jump = np.where(has_parent, parents + nodes[:, :1], nodes).ravel()

@@ -245,11 +245,13 @@ class StochasticPositions(Factored):
     def factors(self, length: Length, parameters: Tensors) -> Factors:
         frequencies, logits = parameters["frequencies"], parameters["gain_logits"]
         gains = ops.softmax(pad(logits, ((0, 0), (0, 1))), axis=-1)[:, None, :-1]  # (N, 1, K)
-        positions = ops.cast(positions_of(length), frequencies.dtype)[None, :, None]
-        # The product of a position and the leading 12 bits of a frequency is exact, and so is its
-        # fraction. Without this, a large position would lose the digits of the angle.
+        places = positions_of(length)[None, :, None]
+        positions, within = (ops.cast(x, frequencies.dtype) for x in (places, places % 4096))
+        # The leading 12 bits of a frequency make whole turns in 4096 positions. Their product with
+        # a position within these is exact, and so is its fraction. Without this, a large position
+        # would lose the digits of the angle.
         leading = ops.stop_gradient(_truncated(frequencies * 4096.0) / 4096.0)
-        turns = positions * leading[:, None, :]
+        turns = within * leading[:, None, :]
         rest = positions * (frequencies - leading)[:, None, :]
         turns = turns - _truncated(turns) + rest  # (N, T, K)
         angles = 2.0 * math.pi * turns

@@ -266,6 +266,8 @@ def test_only_one_batch_is_smaller():
         ({"node_labels": True}, r"must have the shape \(n,\)"),
         ({"sizes": [5]}, "at least 13"),
         ({"sizes": [20, 13]}, "ascending"),
+        ({"sizes": 20}, "ascending"),
+        ({"edge_sizes": 99}, r"a number for each size"),
         ({"edge_sizes": [99]}, r"a number for each size"),
         ({"sizes": [13], "edge_sizes": [1]}, r"at least \[\d+\]"),
         ({"sizes": [5, 13], "edge_sizes": [99]}, r"at least \[\d+, \d+\]"),
@@ -275,6 +277,13 @@ def test_only_one_batch_is_smaller():
         ({"node_arrays": {"edges": []}}, "another name"),
         ({"node_arrays": {"x": [np.zeros((2, 1))]}}, r"'x' with 1 arrays"),
         ({"pair_arrays": {"x": [np.zeros(n) for n in SIZES]}}, r"\(n, n, ...\)"),
+        (
+            {
+                "node_arrays": {"x": [np.zeros(n) for n in SIZES]},
+                "pair_arrays": {"x": [np.zeros((n, n)) for n in SIZES]},
+            },
+            "different names",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, words):

@@ -186,6 +186,15 @@ def test_the_archives_own_files(tmp_path):
     assert data.graphs[0].edge_features is None
 
 
+def test_no_graphs_and_other_encodings_are_refused(tmp_path):
+    empty = dict.fromkeys(ARCHIVE, "")
+    with pytest.raises(ValueError, match="must have the graphs 1 to 0"):
+        read_tu(write_archive(tmp_path, **empty))
+    (tmp_path / "MADE" / "MADE.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"MADE\.txt must be text in UTF-8"):
+        read_tu(tmp_path / "MADE")
+
+
 def test_both_forms_of_a_data_set_are_equal(tmp_path):
     folder = without(write_archive(tmp_path), "node_attributes", "edge_labels", "edge_attributes")
     archive = read_tu(folder)
@@ -338,6 +347,11 @@ def test_planetoid_files_that_are_cut_or_missing(tmp_path):
     ("changes", "index", "words"),
     [
         ({"graph": [1, 2]}, "5 3 6", "must be those of a Planetoid data set"),
+        ({"graph": {0.5: [1]}}, "5 3 6", "nodes of `graph` must be integers"),
+        ({"graph": {0: [2**70]}}, "5 3 6", "nodes of `graph` must be integers"),
+        ({"graph": {"a": ["b"]}}, "5 3 6", "nodes of `graph` must be integers"),
+        ({"tx": scipy.sparse.csr_matrix(np.ones((3, 5)))}, "5 3 6", "equally many columns"),
+        ({"ty": np.eye(3, dtype="int32")}, "5 3 6", "equally many columns"),
         ({"ty": CLASSES}, "5 3 6", "one row for each node"),
         ({"x": scipy.sparse.csr_matrix(ROWS[:1])}, "5 3 6", "one row for each node.*2 in y"),
         (

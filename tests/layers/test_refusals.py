@@ -163,6 +163,14 @@ CALLS = {  # the layer, what its call gets besides tokens, and the words of the 
     "filter, another length": (GFA, {}, {"value": tokens(5)}, r"same length.*cross-attention"),
     "p-Laplacian, another length": (P_LAPLACIAN, {}, {"value": tokens(5)}, SAME_LENGTH),
     "kernel, another length": (KERNEL, {"mask": Causal}, {"value": tokens(5)}, SAME_LENGTH),
+    "kernel, another length, later tokens": (
+        *(KERNEL, {}, {"value": tokens(5), "use_causal_mask": True}),
+        SAME_LENGTH,
+    ),
+    "kernel, another length, pairs": (
+        *(KERNEL, {}, {"value": tokens(5), "attention_mask": np.ones((16, 5), bool)}),
+        SAME_LENGTH,
+    ),
     **{
         f"{kind.__name__}, {path}, {name}": (kind, {"attention_path": path}, {name: True}, NEVER)
         for kind, path, name in (

@@ -153,6 +153,23 @@ def test_compiled_code_marks_the_example_and_leaves_the_others(name, path, way, 
         assert_same(found_of_x[OTHERS], of_x[OTHERS], str(factor))
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "uint64"])
+@pytest.mark.parametrize("name", MASKS)
+def test_unsigned_integers_are_taken_as_signed_ones(name, dtype):
+    def outcome(dtype):
+        mask, inputs = made(name), batch_for(made(name))
+        for key, array in inputs.items():
+            if array.dtype.kind == "i":
+                inputs[key] = np.abs(array).astype(dtype)
+        try:
+            mask.check_inputs(LENGTH, **inputs)
+            return 0 if "64" in dtype else to_numpy(mask.apply(X, **inputs))  # not on torch
+        except ValueError as error:
+            return str(error)
+
+    np.testing.assert_equal(outcome(dtype), outcome(dtype.removeprefix("u")))
+
+
 @pytest.mark.parametrize("name", [n for n in MASKS if "segment_ids" in MASKS[n]().inputs_at_call])
 def test_segments_beyond_int32_are_refused(name):
     """A cast to int32 would bring them back into range and join two different runs."""

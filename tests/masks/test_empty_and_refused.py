@@ -3,6 +3,7 @@
 import networkx
 import numpy as np
 import pytest
+import scipy.sparse
 from keras import ops
 
 from keras_graphattn.masks import GraphDiffusion, Hypercube, RandomWalk, Tree
@@ -56,6 +57,18 @@ def test_a_hypercube_of_unknown_length():
         tf.function(lambda x: Hypercube().apply(x), signature)(x)
 
 
+@pytest.mark.parametrize("path", ["series", "dense"])
+def test_a_normalised_laplacian_is_the_same_for_all_multiples_of_the_weights(path):
+    mask = GraphDiffusion(edge_weights=True, operator="normalized_laplacian")
+    x, weights = np.eye(3, dtype="float32")[None, :, None], np.array([[1.0, 0.5]], "float32")
+    inputs = {"edges": np.array([[[0, 1], [1, 2]]])}
+    mask.build(x.shape)
+    expected = to_numpy(mask.apply(x, path, **inputs, edge_weights=weights))
+    for factor in (3e-38, 1e-20, 1e20, 1e38, 3e38):
+        found = mask.apply(x, path, **inputs, edge_weights=(factor * weights).astype("float32"))
+        np.testing.assert_allclose(to_numpy(found), expected, rtol=1e-5, err_msg=f"{factor}")
+
+
 @pytest.mark.parametrize("make", [GraphDiffusion, RandomWalk, Tree])
 def test_one_way_graphs_are_refused(make):
     graph = networkx.DiGraph([("a", "b"), ("b", "c")])
@@ -75,6 +88,8 @@ def test_one_way_graphs_are_refused(make):
         (lambda: Tree(np.arange(50) - 1, initial_rate=2.0, initial_offset=-90.0), "overflows"),
         (lambda: RandomWalk([[0, 1], [1, 2]], decay=1e12, learn_decay=True), "decay"),
         (lambda: RandomWalk([[0, 1], [1, 2]], normalization=500.0), "normalization"),
+        (lambda: GraphDiffusion(scipy.sparse.csr_array((0, 0))), "at least one node"),
+        (lambda: RandomWalk(networkx.Graph([(0, 1, {"weight": "x"})])), "must be numbers"),
     ],
 )
 def test_numbers_that_overflow_are_refused(make, message):

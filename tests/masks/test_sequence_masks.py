@@ -295,6 +295,9 @@ def test_stochastic_positions_are_not_negative_and_reach_any_length():
     assert (matrix >= -1e-5).all()
     lags = matrix[0, :, 100:200, 50:150]
     np.testing.assert_allclose(lags, matrix[0, :, 300:400, 250:350], atol=1e-3)
+    near = to_numpy(mask.rows([200, 300], 500))[0, :, :, 0]  # 200 and 300 tokens apart
+    far = to_numpy(mask.rows([100_200, 100_300], 2**17))[0, :, :, 100_000]
+    np.testing.assert_allclose(far, near, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from keras_graphattn.masks.trees.forest import Forest, forest_distances, forest_
 from keras_graphattn.masks.trees.sweeps import sweep_path
 from keras_graphattn.masks.trees.tables import centroid_incidences, table_path
 from tests import reference_topology as reference
-from tests.numerics import BACKEND, differentiated
+from tests.numerics import BACKEND, differentiated, to_numpy
 from tests.topology_cases import HEADS, check
 
 KINDS = ["random", "path", "deep", "balanced", "star", "caterpillar"]
@@ -78,6 +78,15 @@ WRONG = [
     ([[-1, 0]], {"function": "table", "max_distance": 2, "initial_offset": [1.0]}, "initial_table"),
     ([], {"num_nodes": 3}, "belongs to `forest`"),
 ]
+
+
+def test_numbers_at_roots_are_ignored():
+    matrices = []
+    for at_root in (0.0, -1.0, np.nan):
+        mask = Tree([-1, 0, 1], [at_root, 1.0, 2.0])
+        mask.build((None, 3, 1, 1))
+        matrices.append(to_numpy(mask.dense()))
+    np.testing.assert_array_equal(matrices[1:], matrices[:1] * 2)
 
 
 @pytest.mark.parametrize(("arguments", "options", "message"), WRONG)

@@ -471,6 +471,10 @@ class ExampleGraphs:
         weights = ops.cast(self.is_edge, dtype)
         if edge_weights is not None:
             weights = ops.where(self.is_edge, ops.cast(edge_weights, dtype), 0.0)
+            if operator == "normalized_laplacian":  # the same for all multiples of the weights
+                most = ops.stop_gradient(largest(weights, axis=1, keepdims=True))
+                root = ops.rsqrt(ops.where(most > 0.0, most, 1.0))  # 1 / most may be 0 on JAX
+                weights = weights * root * root
         # both directions of each edge, (2 B E,)
         self.weights = ops.tile(ops.reshape(weights, (-1,)), 2)
         self.sources = ops.concatenate([ends[:, 0], ends[:, 1]], axis=0)
@@ -480,8 +484,8 @@ class ExampleGraphs:
         if operator == "normalized_laplacian":
             isolated = self.degrees <= 0.0
             scale = ops.where(isolated, 0.0, ops.rsqrt(ops.where(isolated, 1.0, self.degrees)))
-            scales = take(scale, self.sources, axis=0) * take(scale, self.targets, axis=0)
-            self.weights = self.weights * scales
+            for ends in (self.sources, self.targets):
+                self.weights = self.weights * take(scale, ends, axis=0)
             self.diagonal = ops.cast(ops.logical_not(isolated), dtype)
 
     def _sums(self, x: Float[Tensor, "edges ..."]) -> Float[Tensor, "nodes ..."]:
@@ -552,7 +556,7 @@ def degree_bounds(edges: Array, weights: Array | None, operator: str) -> Array:
 
     A negative node in `edges` (B, E, 2) marks padding. `weights` are (B, E), or `None`.
     """
-    batch = len(edges)
+    batch, edges = len(edges), edges.astype("int64")
     is_edge = (edges >= 0).all(axis=2)
     is_edge.ravel()[repeated_edges(edges)[0]] = False  # each edge counts once
     nodes = max(int(edges.max(initial=-1)) + 1, 1)

@@ -121,10 +121,11 @@ def _from_matrix(graph: Any, num_nodes: int | None, edge_weights: Any) -> Graph:
         raise ValueError(
             "A sparse matrix has its own weights. Received: `edge_weights` as well. Leave it out."
         )
-    if graph.shape != (graph.shape[0],) * 2 or num_nodes not in (None, graph.shape[0]):
+    count = graph.shape[0]
+    if graph.shape != (count, count) or num_nodes not in (None, count) or not count:
         raise ValueError(
-            f"The matrix of a `graph` must have one row and one column per node. Received: shape "
-            f"{graph.shape}, num_nodes={num_nodes}"
+            f"The matrix of a `graph` must have one row and one column per node, and at least one "
+            f"node. Received: shape {graph.shape}, num_nodes={num_nodes}"
         )
     if graph.dtype.kind not in "biuf":
         raise ValueError(
@@ -172,7 +173,7 @@ def _check_entries(entries: scipy.sparse.coo_array) -> None:
 
 def _from_networkx(
     graph: Any, num_nodes: int | None, edge_weights: Any
-) -> tuple[Array, int, list[float]]:
+) -> tuple[Array, int, list[Any]]:
     """The edges (E, 2) of a networkx-like object, its number of nodes, and the edges' weights."""
     numbers = {name: i for i, name in enumerate(graph.nodes)}
     if num_nodes not in (None, len(numbers)) or edge_weights is not None:
@@ -192,7 +193,7 @@ def _from_networkx(
             f"{u!r} to {v!r} and none back. To ignore directions, use `graph.to_undirected()`."
         )
     edges = np.array(pairs, "int64").reshape((-1, 2))
-    return edges, len(numbers), [1.0 if w is None else float(w) for _, _, w in weighted]
+    return edges, len(numbers), [1.0 if w is None else w for _, _, w in weighted]
 
 
 def numbers_of(name: str, values: Any) -> Array:

@@ -225,8 +225,8 @@ class RandomWalk(TopologyMask):
         if any((np.abs(exponent) > limit).any() for exponent in exponents):
             raise ValueError(
                 f"Powers of `decay` and of |f_v| must be between e^-{limit:g} and e^{limit:g}. "
-                f"Received: decay={self.decay!r}, normalization={self.normalization!r}, for walks "
-                f"of {steps} nodes. Use a decay nearer to 1, or shorter walks."
+                f"Received: decay={self.decay!r}, normalization={self.normalization!r}. Use a "
+                "decay nearer to 1, or shorter walks."
             )
 
     @property

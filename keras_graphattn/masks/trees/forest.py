@@ -200,7 +200,8 @@ def _checked_parents(parents: Any, edge_weights: Any) -> tuple[Nodes, Lengths]:
             f"{parents.max()}"
         )
     weights = np.ones(count) if edge_weights is None else numbers_of("edge_weights", edge_weights)
-    if weights.shape != (count,) or not np.isfinite(weights).all() or (weights < 0).any():
+    right = np.isfinite(weights) & (weights >= 0)
+    if weights.shape != (count,) or not right[parents >= 0].all():
         raise ValueError(
             f"`edge_weights` must be {count} finite numbers, not negative: one for each node's "
             f"edge to its parent. Received: edge_weights of shape {weights.shape} with values "
