@@ -25,7 +25,7 @@ class CoefficientRate:
     """The option `coefficient_learning_rate_multiplier` of all attention layers and masks.
 
     A coefficient is a weight that the layer itself owns, next to its projections, or a weight of
-    a mask. The vectors of an additive score count as projections.
+    a mask or bias. The vectors of an additive score count as projections.
     `coefficient_learning_rate_multiplier` sets how fast coefficients learn. Variables
     carry the multiplier, so it holds in any model. The optimizers of
     `keras_graphattn.optimizers` read it.
@@ -49,9 +49,10 @@ class CoefficientRate:
     def coefficient_learning_rate_multiplier(self) -> float:
         """How many times as fast as other weights the coefficients learn; may be set.
 
-        For a mask, its weights are the coefficients. Setting it on a layer sets it on the layer's
-        mask too. An optimizer of `keras_graphattn.optimizers.with_coefficient_rates` applies it;
-        any other optimizer ignores it.
+        For a mask or bias, its weights are the coefficients. Setting it on a layer sets it on the
+        layer's mask or bias too. An optimizer of
+        `keras_graphattn.optimizers.with_coefficient_rates` applies it; any other optimizer ignores
+        it.
         """
         return self.default_multiplier if self._multiplier is None else self._multiplier
 
@@ -88,11 +89,11 @@ class CoefficientRate:
         return variable
 
     def _parts(self) -> list["CoefficientRate"]:
-        """The layer itself, then its mask, then the masks in that."""
+        """The layer itself, then its mask or bias, then the parts of that."""
         return [part for part in self._flatten_layers() if isinstance(part, CoefficientRate)]
 
     def _share_multiplier(self) -> None:
-        """Gives the layer's multiplier, if it has one of its own, to each mask that has none."""
+        """Gives the layer's multiplier, if it has one of its own, to each part that has none."""
         if self._multiplier is not None:
             for part in self._parts():
                 part._multiplier = part._multiplier or self._multiplier

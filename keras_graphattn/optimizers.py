@@ -137,7 +137,8 @@ def with_coefficient_rates(
             place. For a `LossScaleOptimizer` or `MultiOptimizer`, the inner optimizers are changed.
         multiplier: The factor of the rate, a positive number, for all coefficients. By default
             each coefficient has the `coefficient_learning_rate_multiplier` of its layer or mask:
-            10 in a layer made by its constructor, 30 in a mask, 100 in a layer made by `convert`.
+            10 in a layer made by its constructor, 30 in a mask, 1 in a bias, 100 in a layer made by
+            `convert`.
 
     Returns:
         The optimizer; still an instance of its class. It warns when it is built for variables that

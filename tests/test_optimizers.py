@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_graphattn import layers, masks
+from keras_graphattn import biases, layers, masks
 from keras_graphattn.coefficient_rate import FILTER_MULTIPLIER, MARK, MASK_MULTIPLIER, NAME
 from keras_graphattn.layers.base import AttentionLayer, projections_of
 from keras_graphattn.optimizers import (
@@ -270,6 +270,17 @@ def test_a_mask_has_the_multiplier_that_it_was_given_else_that_of_its_layer(prod
     layer.coefficient_learning_rate_multiplier = 3.0
     assert multipliers(layer) == ({3.0}, {3.0})
     assert layer.mask.coefficient_learning_rate_multiplier == 3.0
+
+
+@pytest.mark.parametrize("make", [biases.RelativePositions, lambda: biases.LogMask("exponential")])
+def test_a_bias_has_the_multiplier_of_its_layer_in_either_way_it_is_set(make):
+    for sets in (False, True):
+        given = {} if sets else {NAME: 7.0}
+        layer = layers.GraphFilterAttention(N, 3, bias=make(), **given)
+        if sets:
+            layer.coefficient_learning_rate_multiplier = 7.0
+        layer.build((2, T, 6), (2, T, 6))
+        assert {learning_rate_multiplier(v) for v in layer.coefficients} == {7.0}
 
 
 def test_layers_of_older_files_keep_the_multiplier_of_their_file():

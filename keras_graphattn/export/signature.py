@@ -1,8 +1,8 @@
 """Names, shapes and types of a model's inputs and outputs, as a server sees them."""
 
+import itertools
 import keyword
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -135,8 +135,15 @@ def _named(structure: Any, names: Iterable[str]) -> Any:
 
 
 def _numbered(names: Iterable[str]) -> Iterable[str]:
-    """Makes names unique: `a, a, b`, where a layer has two outputs, becomes `a, a_1, b`."""
-    seen: Counter[str] = Counter()
+    """Makes names unique: `a, a, b`, where a layer has two outputs, becomes `a, a_1, b`.
+
+    A name that another output has is not given again: `a, a, a_1` becomes `a, a_2, a_1`.
+    """
+    names = list(names)
+    given: set[str] = set()
     for name in names:
-        yield f"{name}_{seen[name]}" if seen[name] else name
-        seen[name] += 1
+        if name in given:
+            numbered = (f"{name}_{number}" for number in itertools.count(1))
+            name = next(x for x in numbered if x not in given and x not in names)
+        given.add(name)
+        yield name

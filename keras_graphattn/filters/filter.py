@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import keras
 import numpy as np
+from keras import ops
 from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import is_list, numpy_of, one_of, whole
@@ -230,6 +232,8 @@ def plain_numbers(value: object) -> Any:
     """Start values as lists and numbers, which a configuration can hold."""
     if isinstance(value, Mapping):
         return {name: plain_numbers(one) for name, one in value.items()}
+    if ops.is_tensor(value) or isinstance(value, keras.Variable):
+        value = ops.convert_to_numpy(value)
     if is_list(value):
         return [plain_numbers(one) for one in value]
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value

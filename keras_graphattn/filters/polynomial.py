@@ -210,15 +210,22 @@ class Polynomial(Filter):
         plain = plain_attention_coefficients(steps)  # refuses a basis that cannot be A
         if self.start == "plain":
             return plain
-        degree = min(2, len(steps))
+        polynomial = np.trim_zeros(STARTS[self.start], "b")
+        degree = len(polynomial) - 1
         basis = np.zeros((degree + 1, degree + 1))  # row k: P_k by powers of A
         basis[0, 0] = 1.0
         for k, step in enumerate(steps[:degree], 1):
             basis[k] = step.slope * np.roll(basis[k - 1], 1) + step.offset * basis[k - 1]
             if k > 1:
                 basis[k] -= step.previous * basis[k - 2]
+        if not np.diagonal(basis).all():
+            raise ValueError(
+                f"P_2 of this basis has no A^2, so no sum of P_0, P_1 and P_2 is {self.start!r}. "
+                "Received: slope=0.0 in the second step. For Jacobi polynomials, change alpha or "
+                "beta: their sum must not be -3 or -4."
+            )
         # coefficients in the basis P_k of a polynomial given by powers of A
-        coefficients = np.linalg.solve(basis.T, np.asarray(STARTS[self.start][: degree + 1]))
+        coefficients = np.linalg.solve(basis.T, polynomial)
         return [*coefficients.tolist(), *[0.0] * (len(steps) - degree)]
 
     def start_values(self, num_heads: int | None) -> dict[str, np.ndarray]:
@@ -231,6 +238,11 @@ class Polynomial(Filter):
             )
         rows = [of_heads(entry, num_heads, initial) for entry in initial]  # K + 1 times (N,)
         widest = max(len(row) for row in rows)
+        if not {len(row) for row in rows} <= {1, widest}:
+            raise ValueError(
+                "Each of `initial_coefficients` must be one number, or one for each head. "
+                f"Received: initial_coefficients={initial!r}"
+            )
         return {"filter_coefficients": np.stack([np.broadcast_to(row, (widest,)) for row in rows])}
 
     def __call__(

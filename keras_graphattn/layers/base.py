@@ -644,6 +644,7 @@ class SoftmaxAttention(AttentionLayer):
                 f"{self.attention_axes}. Give the call an `attention_bias` instead."
             )
         self.bias = chosen
+        self._share_multiplier()
 
     def add_coefficients(self, query_shape: Shape) -> None:
         super().add_coefficients(query_shape)

@@ -39,6 +39,15 @@ def test_the_energy_is_the_sum_over_pairs(size, p, mu, seed):
     assert found == pytest.approx(right, rel=TOLERANCE, abs=TOLERANCE)
 
 
+def test_leading_axes_are_joined_or_refused():
+    weights = np.stack([attention(4, 1.0, seed) for seed in range(6)]).reshape((2, 3, 4, 4))
+    low, high = frequency_parts(weights, tokens(4, batch=(3,)), steps=2)
+    assert low.shape == high.shape == (2, 3, 2)
+    for function in (p_laplacian_energy, homophily, frequency_parts):
+        with pytest.raises(ValueError, match=r"`\w+` and `\w+` must be the same, or 1"):
+            function(weights, tokens(4, batch=(2,)))
+
+
 @given(p=EXPONENTS, mu=st.sampled_from([0.0, 0.7]), seed=st.integers(0, 9))
 def test_the_gradient_of_symmetric_weights_is_the_documented_one(p, mu, seed):
     """By central differences; so a small step along it decreases the energy."""

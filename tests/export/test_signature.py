@@ -45,12 +45,23 @@ def sequential():
     return keras.Sequential([series(length=None), keras.layers.Dense(2, name="classes")])
 
 
+def outputs_with_names_alike():
+    inputs = series()
+    first, second = (GraphFilterAttention(1, 2, name=f"attention{n}") for n in ("", "_1"))
+    outputs, scores = first(inputs, return_attention_scores=True)
+    return keras.Model([inputs], [outputs, scores, second(outputs)])
+
+
 FIXED, OPEN = ((None, 4, 3), "float32"), ((None, None, 3), "float32")
 SEEN = {  # a model: its inputs, their structure, its outputs, and inputs of open length
     one_input: ({"series": FIXED}, "series", ["classes"], []),
     sequential: ({"series": OPEN}, "series", ["classes"], ["series"]),
     dictionaries: ({"a": FIXED, "b": FIXED}, {"b": "b", "a": "a"}, ["y", "z"], []),
     several_outputs: ({"series": FIXED}, ["series"], ["attention", "attention_1"], []),
+    outputs_with_names_alike: (
+        *({"series": FIXED}, ["series"], ["attention", "attention_2", "attention_1"]),
+        [],
+    ),
 }
 
 

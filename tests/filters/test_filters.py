@@ -12,11 +12,13 @@ from keras_graphattn.filters import (
     Filter,
     FirstOrder,
     Jacobi,
+    Monomial,
     PageRank,
     Polynomial,
     Resolvent,
     Step,
 )
+from keras_graphattn.filters.filter import STARTS
 from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention, MaskedKernelAttention
 from keras_graphattn.masks import Causal
 from tests.filters import reference
@@ -200,6 +202,28 @@ def test_configurations_come_back_equal(name):
     assert filters.get(keras.saving.serialize_keras_object(filter)) == filter
 
 
+@pytest.mark.parametrize("of", [ops.convert_to_tensor, keras.Variable])
+def test_tensors_as_start_values_become_numbers(of):
+    numbers = np.array([1.0, 2.0], "float32")
+    for filter, same in (
+        (FirstOrder(initial_coefficients={"power": of(numbers)}), {"power": [1.0, 2.0]}),
+        (Monomial(2, initial_coefficients=[of(numbers), 1.0, 0.0]), [[1.0, 2.0], 1.0, 0.0]),
+        (Monomial(1, initial_coefficients=of(np.stack([numbers] * 2))), [[1.0, 2.0]] * 2),
+    ):
+        assert filter.get_config()["initial_coefficients"] == same
+
+
+@pytest.mark.parametrize("start", ["high_pass", "high_boost"])
+def test_a_start_of_degree_one_needs_no_square(start):
+    """P_2 of this basis has degree 1."""
+    identity, plain, square = (
+        Jacobi(2, -1.5, -1.5, start=start).coefficients(1)["filter_coefficients"].start[:, 0]
+    )
+    slope, offset, _ = Jacobi(2, -1.5, -1.5).recurrence()[0]
+    found = [identity + plain * offset, plain * slope, square]
+    np.testing.assert_allclose(found, STARTS[start])
+
+
 def test_layers_that_share_a_filter_have_coefficients_of_their_own():
     filter = FirstOrder(4)
     first, second = (GraphFilterAttention(HEADS, SIZE, filter=filter) for _ in range(2))
@@ -252,6 +276,11 @@ def test_a_resolvent_of_an_older_file_is_the_series_or_refused():
         (lambda: filters.get({"class_name": "Nothing", "config": {}}), "cannot be restored"),
         (lambda: Jacobi(2, -1.0, -1.0), "divides by zero at degree 2"),
         (lambda: Jacobi(3, -1.5, -1.5), "divides by zero at degree 3"),
+        (lambda: Jacobi(2, -1.5, -1.5, start="twicing"), "P_2 of this basis has no A"),
+        (
+            lambda: Monomial(2, initial_coefficients=[1.0, [1.0, 2.0], [1.0, 2.0, 3.0]]),
+            "one number, or one for each head",
+        ),
         (lambda: Jacobi(1, alpha=float("nan")), "`alpha` must be a finite number"),
         (lambda: Jacobi(1, beta="1"), "`beta` must be a finite number"),
         (lambda: Jacobi(1, -1.0, -1.0), "P_1 of this basis is a constant"),

@@ -64,7 +64,8 @@ def inspect_smoothing(
     connection), and after its block. The block is the largest layer around this attention only,
     such as a `TransformerEncoder`. If no such layer has outputs of the tokens' shape, the block
     ends at the input of the next attention layer with tokens of this shape. The last block then
-    ends at the last output of this shape.
+    ends at the model's output, if it has this shape, or at the last tokens of this shape that went
+    into a layer or came out of one.
 
     For each head, it has the attention matrix A, the operator H that the layer applies to its
     values, and their response to the frequencies of the Fourier basis. No layer has to form a
@@ -188,7 +189,7 @@ class Pass:
         self.calls: list[Call] = []  # of attention layers, in their order
         self.not_measured: dict[str, str] = {}  # attention layers without tokens: why, by path
         self._around: list[list[Call]] = []  # for each other layer under way: the calls within
-        # the last output with the shape of the last call's tokens
+        # the last tokens with the shape of the last call's tokens
         self._last: Float[Tensor, "B T d"] | None = None
 
     def run(self, inputs: Inputs) -> None:
@@ -199,7 +200,7 @@ class Pass:
 
             gradients = torch.no_grad()
         with gradients, replaced_attributes(self._hooks()):
-            self.model(inputs, training=False)
+            self._seen(self.model(inputs, training=False))
         if self.calls and self.calls[-1].block is None:
             self.calls[-1].block = self._last
 
@@ -257,15 +258,21 @@ class Pass:
 
     def _other(self, call: Callable[..., object], *args: object, **kwargs: object) -> object:
         """A call of another layer, which may be a block."""
+        self._seen((args, kwargs))  # a sum that no layer computed is seen as the next one's input
         self._around.append([])
         results = call(*args, **kwargs)
         within = self._around.pop()
-        outputs = next(iter(keras.tree.flatten(results)), None)
+        outputs = self._seen(results)
         if len(within) == 1 and within[0].has_shape_of(outputs):
             within[0].block = outputs
-        if self.calls and self.calls[-1].has_shape_of(outputs):
-            self._last = outputs
         return results
+
+    def _seen(self, structure: object) -> Any:
+        """The first tensor, which may be the tokens after the last attention so far."""
+        tokens = next(iter(keras.tree.flatten(structure)), None)
+        if self.calls and self.calls[-1].after is not None and self.calls[-1].has_shape_of(tokens):
+            self._last = tokens
+        return tokens
 
 
 def _valid_tokens(arguments: dict[str, Any], tokens: Float[Tensor, "B T d"]) -> Bool[Array, "B T"]:

@@ -1,6 +1,7 @@
 """A callback that writes the smoothing report during training."""
 
 import csv
+import inspect
 import warnings
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
 
     Raises:
         ValueError: For an `every` below 1, and for data that can be read only once.
+        TypeError: For an option that `inspect_smoothing` does not have.
 
     Example:
 
@@ -54,6 +56,7 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
                 "batches in a class with `__iter__`."
             )
         check_data(data)
+        inspect.signature(inspect_smoothing).bind(None, data, **options)  # Python's own error
         self.every = whole()("every", every, {})
         self.data, self.path, self.options = data, Path(path), options
         self.report: SmoothingReport | None = None

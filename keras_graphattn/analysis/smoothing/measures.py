@@ -28,9 +28,9 @@ def token_similarity(
         mask: Optional boolean tensor of shape (B, T). `False` marks padding, which is ignored.
 
     Returns:
-        A float32 tensor of shape (B,), with values between -1 and 1. The value is 0 for a sequence
-        of fewer than two tokens, which has no pairs. A token of zeros has similarity 0 to all
-        others.
+        A tensor of shape (B,), float32 or float64, with values between -1 and 1. The value is 0
+        for a sequence of fewer than two tokens, which has no pairs. A token of zeros has
+        similarity 0 to all others.
 
     Example:
 
@@ -191,6 +191,7 @@ def frequency_parts(
     Source: Wang et al., arXiv 2203.05962, Section 2 and Theorem 1; Nguyen et al., arXiv 2311.03235.
     """
     matrix, tokens = _float64(matrix), _float64(tokens)
+    tokens = np.broadcast_to(tokens, _leading(matrix=matrix, tokens=tokens) + tokens.shape[-2:])
     low, high = [], []
     for step in range(steps):
         tokens = matrix @ tokens if step else tokens
@@ -252,8 +253,9 @@ def p_laplacian_energy(
             "`mu` weighs the distance from `start`: give both or none of them. Received: "
             f"mu={mu}, start={'None' if start is None else 'an array'}."
         )
-    values = _float64(values)
-    energy: Array = np.sum(_float64(weights) * _distances(values) ** p, axis=(-2, -1)) / p
+    weights, values = _float64(weights), _float64(values)
+    _leading(weights=weights, values=values)
+    energy: Array = np.sum(weights * _distances(values) ** p, axis=(-2, -1)) / p
     if start is not None:
         energy = energy + mu / 2.0 * np.sum((values - _float64(start)) ** 2, axis=(-2, -1))
     return energy
@@ -289,13 +291,26 @@ def homophily(
 
     Source: Nguyen et al., arXiv 2311.03235. To weigh the pairs by attention is our choice.
     """
-    weights = _float64(weights)
+    weights, values = _float64(weights), _float64(values)
+    _leading(weights=weights, values=values)
     weights = weights * (1.0 - np.eye(weights.shape[-1]))
-    near = np.sum(weights * (_distances(_float64(values)) < 1.0), axis=(-2, -1))
+    near = np.sum(weights * (_distances(values) < 1.0), axis=(-2, -1))
     total = np.sum(weights, axis=(-2, -1))
     with np.errstate(invalid="ignore"):
         share: Array = near / total
     return share
+
+
+def _leading(**arrays: Float[Array, "... _ _"]) -> tuple[int, ...]:
+    """The joint shape of all axes but the last two."""
+    shapes = {name: array.shape for name, array in arrays.items()}
+    try:
+        return np.broadcast_shapes(*(shape[:-2] for shape in shapes.values()))
+    except ValueError as error:
+        raise ValueError(
+            f"The axes before the last two of {' and '.join(map('`{}`'.format, shapes))} must be "
+            f"the same, or 1. Received: shapes {' and '.join(map(str, shapes.values()))}"
+        ) from error
 
 
 def _float64(x: Float[Array, "..."]) -> Float[Array, "..."]:

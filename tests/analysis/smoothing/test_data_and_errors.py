@@ -49,7 +49,7 @@ def test_several_inputs_are_a_list_or_a_dictionary():
     report = inspect_smoothing(model, [TOKENS, TOKENS], batch_size=2)
     other = inspect_smoothing(model, {"a": TOKENS, "b": TOKENS}, batch_size=2)
     assert (report.sequences, other.sequences) == (5, 5)
-    assert report.layers[0].block is None  # nothing of the tokens' shape comes after it
+    assert report.layers[0].block == report.layers[0].after  # which is the model's output
     assert report.layers[0].after.cosine == pytest.approx(other.layers[0].after.cosine)
 
 

@@ -6,6 +6,7 @@ import keras
 import keras_hub
 import numpy as np
 import pytest
+from keras import ops
 
 import keras_graphattn
 from keras_graphattn.analysis import inspect_smoothing
@@ -158,6 +159,38 @@ def test_a_subclassed_model_is_built_and_measured():
     assert_tokens(report.layers[0].after, after)
     assert_heads(report.layers[0].heads, matrix, operator)
     assert_tokens(report.layers[1].block, to_numpy(model(tokens)))
+
+
+class Residual(keras.Model):
+    """Sums that no layer computes."""
+
+    def __init__(self, pools):
+        super().__init__()
+        self.attention, self.dense = attention("graph_filter"), keras.layers.Dense(6)
+        self.pool = keras.layers.GlobalAveragePooling1D() if pools else None
+
+    def tokens(self, x):
+        x = x + self.attention(x)
+        return x + self.dense(x)
+
+    def call(self, x):
+        x = self.tokens(x)
+        return x if self.pool is None else self.pool(x)
+
+
+@pytest.mark.parametrize("pools", [False, True])
+def test_the_last_block_ends_after_its_residual_connection(pools):
+    model, tokens = Residual(pools), random.normal(size=(3, 6, 6)).astype("float32")
+    (layer,) = inspect_smoothing(model, tokens).layers
+    assert_tokens(layer.block, to_numpy(model.tokens(ops.convert_to_tensor(tokens))))
+
+
+def test_a_sum_may_be_the_output_of_a_functional_model():
+    inputs = keras.Input((6, 6))
+    model = keras.Model(inputs, inputs + attention("graph_filter")(inputs))
+    tokens = random.normal(size=(3, 6, 6)).astype("float32")
+    (layer,) = inspect_smoothing(model, tokens).layers
+    assert_tokens(layer.block, to_numpy(model(tokens)))
 
 
 def test_a_rematerialised_model_is_measured():

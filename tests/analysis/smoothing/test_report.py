@@ -186,3 +186,8 @@ def test_training_goes_on_as_without_the_callback(tmp_path):
 def test_what_the_callback_refuses(tmp_path, data, options, error):
     with pytest.raises(ValueError, match=error):
         SmoothingLogger(data, tmp_path / "x.csv", **options)
+
+
+def test_the_callback_refuses_other_options_before_training(tmp_path):
+    with pytest.raises(TypeError, match="tokens"):
+        SmoothingLogger(TOKENS, tmp_path / "x.csv", tokens=3)
