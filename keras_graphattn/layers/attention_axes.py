@@ -56,22 +56,23 @@ class AttentionAxes(NamedTuple):
         batch = self._sizes_of(self.others)
         return ops.reshape(matrix, (*batch, matrix.shape[1], *lengths, *lengths))
 
-    def joined_entries(self, mask: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
-        """An attention mask as one that broadcasts to (B, N, T, S).
+    def joined_entries(self, name: str, mask: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
+        """A mask of pairs, or numbers that are added to scores, that broadcasts to (B, N, T, S).
 
         Its last axes are those of query and key positions. Axes that it lacks are put where the
         heads are, as Keras does.
 
         Raises:
-            ValueError: If the mask has too few or too many dimensions.
+            ValueError: If the mask has too few or too many dimensions, or other sizes.
         """
         count, most = len(self.axes), len(self.sizes) + 1 + len(self.axes)
         if not 2 * count <= len(mask.shape) <= most:
             raise ValueError(
-                "`attention_mask` must have shape (T, S), (B, T, S) or (B, N, T, S), that is "
-                f"{2 * count} to {most} dimensions here. Received: "
-                f"attention_mask.shape={tuple(mask.shape)}"
+                f"`{name}` must have shape (T, S), (B, T, S) or (B, N, T, S), that is "
+                f"{2 * count} to {most} dimensions here. Received: {name}.shape="
+                f"{tuple(mask.shape)}"
             )
+        given = tuple(mask.shape)
         while len(mask.shape) < most:  # up to (B, ..., N, T, ..., S, ...)
             mask = ops.expand_dims(mask, -2 * count - 1)
         lengths = self._sizes_of(self.axes)
@@ -84,6 +85,12 @@ class AttentionAxes(NamedTuple):
             is_one = all(size == 1 for size in mask.shape[start : start + len(sizes)])
             full += [1] * len(sizes) if is_one else sizes
             joined.append(1 if is_one else math.prod(sizes))
+        pairs = zip(mask.shape, full, strict=True)
+        if any(isinstance(a, int) and isinstance(b, int) and a not in (1, b) for a, b in pairs):
+            raise ValueError(
+                f"`{name}` must broadcast to the shape (B, ..., N, T, ..., S, ...), {tuple(full)} "
+                f"here. Received: {name}.shape={given}"
+            )
         return ops.reshape(ops.broadcast_to(mask, full), joined)  # (B, N, T, S)
 
     def joined_tokens(self, mask: Num[Tensor, "..."] | None) -> Num[Tensor, "B T"] | None:

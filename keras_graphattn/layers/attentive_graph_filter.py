@@ -27,6 +27,8 @@ from keras_graphattn.layers.base import (
     Call,
     Shape,
     Tokens,
+    is_key_mask,
+    key_mask_of,
     padding_of,
     refuse_options,
 )
@@ -268,17 +270,14 @@ class AttentiveGraphFilter(AttentionLayer):
         """
         if entries is None:
             return None
-        shape = tuple(entries.shape)
-        if len(shape) == 4 and shape[1] == 1:  # (B, 1, 1, S)
-            entries = ops.squeeze(entries, 1)
-        if len(entries.shape) != 3 or entries.shape[1] != 1:
+        if not is_key_mask(entries.shape):
             raise ValueError(
                 "AttentiveGraphFilter has no attention matrix to mask entry by entry: "
                 "`attention_mask` must have shape (B, 1, S), one mask of key positions for all "
-                f"queries. Received: attention_mask.shape={shape}. Pass padding as `query_mask` "
-                "and `value_mask`, or use GraphFilterAttention."
+                f"queries. Received: attention_mask.shape={tuple(entries.shape)}. Pass padding as "
+                "`query_mask` and `value_mask`, or use GraphFilterAttention."
             )
-        return ops.squeeze(entries, 1)
+        return key_mask_of(entries)
 
     @checked(batch_size=size(0))
     def get_initial_state(self, batch_size: int) -> RunningSum:

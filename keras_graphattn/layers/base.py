@@ -129,6 +129,8 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             )
         positional = zip(("num_heads", "key_dim", "value_dim", "dropout"), args, strict=False)
         check_options(dict(positional) | kwargs)
+        if kwargs.get("seed") is not None:
+            kwargs["seed"] = int(kwargs["seed"])  # Keras takes no integer of NumPy
         super().__init__(*args, **kwargs)
         # Keras wraps `build` in each instance, too.
         self.build = self._undone_if_refused(self.build)  # type: ignore[method-assign]
@@ -227,7 +229,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         if attention_bias is not None or bias_inputs is not None:
             self._check_scores(attention_bias, bias_inputs)
             if axes is not None and attention_bias is not None:
-                attention_bias = axes.joined_entries(attention_bias)
+                attention_bias = axes.joined_entries("attention_bias", attention_bias)
         if mask_inputs and not self.takes_mask_inputs:
             self._refuse_mask_inputs(mask_inputs)
         call = Call(
@@ -285,7 +287,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         if axes is None:
             return Visibility(entries, queries, keys, causal, window)
         if entries is not None:
-            entries = axes.joined_entries(entries)
+            entries = axes.joined_entries("attention_mask", entries)
         is_positional = causal or any(x is not None for x in (window, queries, keys))
         if not is_positional:
             return Visibility(entries)
@@ -531,8 +533,8 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
     def _refuse_lengths(self, query_shape: Shape, value_shape: Shape) -> NoReturn:
         raise ValueError(
             f"{type(self).__name__} attends within one sequence here: query and value must have "
-            f"the same length. Received: query of shape {(*query_shape, '...')}, value of shape "
-            f"{(*value_shape, '...')}. {self.across_sequences}"
+            f"the same length. Received: query of length {tuple(query_shape[1:])}, value of "
+            f"length {tuple(value_shape[1:])}. {self.across_sequences}"
         )
 
 
@@ -587,7 +589,7 @@ def inputs_of(source: PairMatrix, tokens: Float[Tensor, "B T d"], call: Call) ->
             "shape (B, 1, T)."
         )
     if entries is not None:
-        keys = all_of(keys, ops.reshape(entries, (-1, ops.shape(entries)[-1])))
+        keys = all_of(keys, key_mask_of(entries))
     read = source.inputs_of_tokens(tokens, all_of(queries, keys))
     twice = sorted(set(read) & set(inputs))
     if twice:
@@ -616,6 +618,11 @@ def finite_tokens(
 def is_key_mask(shape: Shape) -> bool:
     """Whether the shape is (B, 1, S) or (B, 1, 1, S)."""
     return len(shape) in (3, 4) and all(size == 1 for size in shape[1:-1])
+
+
+def key_mask_of(entries: Num[Tensor, "..."]) -> Num[Tensor, "B S"]:
+    """An attention mask of keys, (B, 1, S) or (B, 1, 1, S), as (B, S)."""
+    return ops.reshape(entries, (ops.shape(entries)[0], ops.shape(entries)[-1]))
 
 
 def optional_filter(
@@ -648,6 +655,11 @@ class SoftmaxAttention(AttentionLayer):
 
     def add_coefficients(self, query_shape: Shape) -> None:
         super().add_coefficients(query_shape)
+        if self.bias is not None and len(query_shape) > 3:
+            raise ValueError(
+                "A `bias` is defined for attention over one axis. Received: query.shape="
+                f"{tuple(query_shape)}. Give the call an `attention_bias` instead."
+            )
         if self.bias is not None:
             shape = (*query_shape[:2], self.num_heads, self.value_dim)
             self.bias.build_in(self, shape, tuple(query_shape))
@@ -728,15 +740,14 @@ class SelfAttention(SoftmaxAttention):
                 f'dropout={self.dropout}. Use attention_path="dense", or dropout=0.0.'
             )
         groups = num_key_value_heads
-        is_positive = isinstance(groups, int) and not isinstance(groups, bool) and groups > 0
-        if groups is not None and not (is_positive and num_heads % groups == 0):
+        if groups is not None and not (is_whole(groups) and groups > 0 and num_heads % groups == 0):
             raise ValueError(
                 "`num_key_value_heads` must be a positive integer that divides `num_heads`. "
                 f"Received: num_heads={num_heads}, num_key_value_heads={groups!r}"
             )
         self.attention_path = attention_path
         self.block_size = whole()("block_size", block_size, {})
-        self.num_key_value_heads = num_key_value_heads
+        self.num_key_value_heads = None if groups is None else int(groups)
 
     def operator_of_rows(
         self,
@@ -829,6 +840,11 @@ class SelfAttention(SoftmaxAttention):
             values, and all further signals to which a filter applies A; `padding_mask` of shape
             (batch_size, max_length).
         """
+        if self._normalised_axes(3) != (1,):
+            raise ValueError(
+                "`decode` takes tokens along axis 1. Received: a layer with attention_axes="
+                f"{self.attention_axes}. Leave `attention_axes` out."
+            )
         heads = self.projected_heads[1]
         signals = (batch_size, self.num_signals, max_length, self.num_heads, self.value_dim)
         return {
@@ -1069,7 +1085,11 @@ def check_call(arguments: dict[str, Any]) -> dict[str, Any]:
         checked_arguments[name] = x = as_tensor(name, arguments.get(name), "float")
         own = "B T" if name == "query" or arguments.get("value") is None else "B S"
         # query, value and key may differ in length and features, not in rank
-        rest = "..." if name == "query" else "_ " * (len(checked_arguments["query"].shape) - 2)
+        rank = len(checked_arguments["query"].shape)
+        axes = " ".join("UVWXYZ"[: rank - 3]) if rank > 3 else ""  # further ones of the query
+        rest = "_ " * (rank - 2)
+        if name == "query":
+            rest = f"{axes} _" if rank > 2 else "..."
         try:
             check_shape(name, x, (f"{own} {rest}",), sizes)
         except ValueError as error:
@@ -1089,6 +1109,8 @@ def check_call(arguments: dict[str, Any]) -> dict[str, Any]:
             checked_arguments[name] = x = as_tensor(name, arguments[name], "boolean")
             if is_sequence:
                 check_shape(name, x, shapes, sizes)
+            elif rank > 3 and (name.endswith("query_mask") or name == "mask"):
+                check_shape(name, x, (f"B T {axes}",), sizes)
     if arguments.get("attention_bias") is not None:
         given = arguments["attention_bias"]
         rule = a_bias("T", "S") if is_sequence else a_bias_of()
@@ -1126,9 +1148,7 @@ def check_options(options: dict[str, Any]) -> None:
     for name in ("use_bias", "use_gate"):
         if name in options:
             flag(name, options[name])
-    seed = options.get("seed")
-    if not isinstance(seed, keras.random.SeedGenerator):
-        optional(whole(0))("seed", seed, {})
+    optional(whole(0))("seed", options.get("seed"), {})
     shape = options.get("output_shape")
     if shape is not None and not (is_list(shape) or is_whole(shape)):
         raise ValueError(

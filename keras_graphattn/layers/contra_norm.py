@@ -127,6 +127,8 @@ class ContraNormAttention(SoftmaxAttention):
     Beyond", arXiv 2303.06562 (ICLR 2023). Ours: masks.
     """
 
+    max_rank = 3
+
     def __init__(self, *args: Any, scale: float = 0.1, **kwargs: Any) -> None:
         scale = number(least=0.0)("scale", scale, {})
         super().__init__(*args, **kwargs)

@@ -14,6 +14,7 @@ from keras_graphattn.layers.base import (
     Shape,
     Tokens,
     is_key_mask,
+    key_mask_of,
     optional_filter,
     refuse_options,
 )
@@ -177,8 +178,7 @@ class EdgeAttention(AttentionLayer):
         if self.expander_degree:
             if self.seed is None:
                 self.seed = seed_of(None)  # kept in the configuration
-            seed = self.seed if isinstance(self.seed, int) else self.seed.initial_seed
-            self._cycles = cycles_of_seed(self.expander_degree // 2, seed)
+            self._cycles = cycles_of_seed(self.expander_degree // 2, self.seed)
         self.num_virtual_nodes = whole(0)("num_virtual_nodes", num_virtual_nodes, {})
         self.edge_dim = optional(whole())("edge_dim", edge_dim, {})
         self._graph = _graph_of(graph, num_nodes, edge_features)
@@ -226,7 +226,7 @@ class EdgeAttention(AttentionLayer):
                     "have shape (B, 1, T), one mask of keys for all queries. Received: "
                     f"attention_mask.shape={tuple(entries.shape)}. Leave out edges instead."
                 )
-            keys = all_of(keys, ops.reshape(entries, (-1, ops.shape(entries)[-1])))
+            keys = all_of(keys, key_mask_of(entries))
         inputs, wrong = self._inputs(tokens, dict(call.mask_inputs or {}))
         batch, length = ops.shape(tokens.key)[:2]
         edges, features = self._edges(inputs, batch, length, keys)

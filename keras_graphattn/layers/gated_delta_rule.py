@@ -16,6 +16,7 @@ from keras_graphattn.layers.base import (
     Tokens,
     finite_tokens,
     is_key_mask,
+    key_mask_of,
     optional_filter,
     padding_of,
     refuse_options,
@@ -305,7 +306,7 @@ class GatedDeltaRule(AttentionLayer):
                 f"attention_mask.shape={tuple(entries.shape)}. Leave it out: the layer is causal, "
                 "and padding is `query_mask`. Or use GraphFilterAttention."
             )
-        return ops.reshape(entries, (-1, ops.shape(entries)[-1]))
+        return key_mask_of(entries)
 
     def _convolved(
         self, name: str, x: Float[Tensor, "B T N H"], places: Places, state: DeltaRuleState | None

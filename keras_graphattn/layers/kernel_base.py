@@ -14,6 +14,7 @@ from keras_graphattn.layers.base import (
     finite_tokens,
     inputs_of,
     is_key_mask,
+    key_mask_of,
 )
 from keras_graphattn.masks.mask import Mask, mask_of_call
 from keras_graphattn.numerics.custom_gradient import kept_with
@@ -163,8 +164,7 @@ class KernelLayer(AttentionLayer):
         if entries is None:
             return self.joined_mask(causal), inputs, queries, keys
         if is_key_mask(entries.shape):
-            entries = ops.reshape(entries, (-1, ops.shape(entries)[-1]))  # (B, S)
-            return self.joined_mask(causal), inputs, queries, all_of(keys, entries)
+            return self.joined_mask(causal), inputs, queries, all_of(keys, key_mask_of(entries))
         if self.attention_path not in ("auto", *Mask.paths):
             raise ValueError(
                 "An `attention_mask` for each pair of positions needs a path that forms the pairs. "
@@ -172,6 +172,9 @@ class KernelLayer(AttentionLayer):
                 f"{self.attention_path!r}. "
                 'Use path="auto", "dense" or "blockwise", or a `mask`.'
             )
+        if 1 in entries.shape[-2:]:  # the same for all rows, or for all columns
+            pairs = ops.shape(tokens.query)[1], ops.shape(tokens.key)[1]
+            entries = ops.broadcast_to(entries, (*ops.shape(entries)[:-2], *pairs))
         inputs["entries"] = ops.cast(entries, "bool")
         return self.joined_mask(causal, entries=True), inputs, queries, keys
 

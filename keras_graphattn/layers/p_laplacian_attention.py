@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import keras
 
 from keras_graphattn.checks import is_finite, is_list, number, one_of
+from keras_graphattn.filters.filter import plain_numbers
 from keras_graphattn.layers.base import Call, SelfAttention, Tokens
 from keras_graphattn.operators.cached import Cache
 from keras_graphattn.operators.operator import Operator
@@ -120,8 +121,8 @@ class PLaplacianAttention(SelfAttention):
         super().__init__(
             num_heads, key_dim, value_dim, dropout, attention_path=attention_path, **kwargs
         )
-        self.p = list(p) if is_list(p) else p
-        self.numbers = re_weighting(p, epsilon, diagonal, num_heads)
+        self.p = plain_numbers(p)
+        self.numbers = re_weighting(self.p, epsilon, diagonal, num_heads)
         self.epsilon, self.diagonal = self.numbers.epsilon, diagonal
 
     @property

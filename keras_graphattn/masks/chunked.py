@@ -239,7 +239,7 @@ def attention_by_form(
     if kernels is not None and length is not None and dtype_name(x.dtype) == "float32":
         return _by_kernel(query, key, x, form, kernels)
     chunk_size = chunk_size if length is None else min(chunk_size, length)
-    batch, size, heads, width = ops.shape(x)
+    size = ops.shape(x)[1]
     # (B, T, N, ...) -> (B, N, C, c, ...)
     query, key, x = (
         cut_into_chunks(ops.transpose(t, (0, 2, 1, 3)), chunk_size) for t in (query, key, x)
@@ -252,7 +252,7 @@ def attention_by_form(
     outputs = outputs + _outside(query, key, x, runs, form.decay, gates, state=state)
     if not form.causal:
         outputs = outputs + _outside(query, key, x, runs, form.decay, reverse=True)
-    outputs = first_of(ops.reshape(outputs, (batch, heads, -1, width)), size, axis=2)
+    outputs = first_of(_without_chunks(outputs), size, axis=2)
     return ops.transpose(outputs, (0, 2, 1, 3))
 
 
@@ -455,8 +455,15 @@ def _sums_before(
             group_decay = size * log_decay
         before = _sums_before(totals[:, :, :, :, 0], group_decay, ends, starts, is_known)
         sums = sums + factors(order[:1], order, target, first) * before[:, :, :, :, None]
-    sums = ops.reshape(sums, (batch, heads, decays, -1, width))
+    sums = _without_chunks(sums)
     return first_of(sums, count, axis=3) if is_cut else sums
+
+
+def _without_chunks(x: Float[Tensor, "... C c F"]) -> Float[Tensor, "... T F"]:
+    """Joins the axes of chunks and of positions in a chunk."""
+    *others, chunks, size, width = ops.shape(x)
+    length = chunks * size if isinstance(chunks, int) else -1  # an empty batch has no -1
+    return ops.reshape(x, (*others, length, width))
 
 
 class ChunkedMask(Mask):

@@ -224,7 +224,8 @@ class LogGates(CallInput):
         return True
 
     def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
-        return {}, [ops.logical_not(inputs["log_gates"] <= 0.0)]
+        gates = inputs["log_gates"]  # TensorFlow makes `not (x <= 0)` x > 0, which NaN is not
+        return {}, [ops.logical_or(gates > 0.0, ops.isnan(gates))]
 
 
 class EntriesOfCall(CallInput):

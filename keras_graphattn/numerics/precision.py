@@ -230,9 +230,9 @@ def masked_softmax(
         longest = others.index(max(others))
         weights = scores.transpose(longest, -1).softmax(longest)
         weights = weights.transpose(longest, -1).contiguous()
-    elif len(axes) == 1:
+    elif len(axes) == 1 and scores.shape[axes[0]] != 1:
         weights = ops.softmax(scores, axis=axes[0])
-    else:  # Keras' softmax needs known lengths, and at most five axes on TensorFlow
+    else:  # Keras' softmax needs known lengths, at most five axes on TensorFlow, and warns at 1
         axes = tuple(axes)
         top = ops.stop_gradient(largest(scores, axis=axes, keepdims=True))
         exponentials = ops.exp(scores - top)

@@ -55,6 +55,9 @@ def test_no_tokens_give_no_outputs_or_an_error_in_words(name):
     _, x, call = called(name, BATCH, 0)
     mask = mask_of(layer)
     found = outcome(layer, x, call)
+    if hasattr(layer, "num_heads") and found == x.shape:
+        call["attention_mask"] = np.ones((BATCH, 1, 0), bool)
+        assert outcome(layer, x, call) == found
     if mask is None or type(mask).__name__.startswith(FREE):
         assert found == shape_of_outputs(name, x)
     else:  # its matrix may have a size of its own
@@ -72,6 +75,17 @@ def outcome(layer, x, call):
         return tuple(layer(x, **call).shape)
     except ValueError as error:
         return str(error)
+
+
+@pytest.mark.parametrize("length", [1, 70])
+@pytest.mark.parametrize("name", [n for n in CASES if n.startswith(("delta", "AGF, causal"))])
+def test_no_examples_of_many_tokens(name, length):
+    layer = CASES[name].make()
+    layer.build((None, None, CHANNELS))
+    names = inputs_of(name, mask_of(layer))
+    call = {"mask_inputs": {key: np.zeros((0, length), "int32") for key in names}} if names else {}
+    x = np.zeros((0, length, CHANNELS), "float32")
+    assert tuple(layer(x, **call).shape) == x.shape
 
 
 @pytest.mark.parametrize("name", ["graph filter", "p-Laplacian, dense", "AGF, causal"])

@@ -109,6 +109,23 @@ def built(name):
     return layer, scene(name, "example", layer).call
 
 
+@pytest.mark.parametrize("name", [n for n in CASES if not n.startswith(("pooling", "ContraNorm"))])
+def test_a_mask_of_pairs_broadcasts_or_is_refused(name):
+    layer, call = built(name)
+    x = np.random.default_rng(0).standard_normal((BATCH, LENGTH, CHANNELS)).astype("float32")
+    columns = np.arange(LENGTH) % 3 > 0
+
+    def outcome(mask):
+        try:
+            return to_numpy(layer(x, **{**call, "attention_mask": mask}))
+        except ValueError as error:
+            return type(error)
+
+    for mask in (columns[:, None], columns[None], np.tile(columns[:, None], (BATCH, 1, 1, 1))):
+        full = np.broadcast_to(mask, (*mask.shape[:-2], LENGTH, LENGTH))
+        np.testing.assert_equal(outcome(mask), outcome(full))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_form_of_call_gives_the_same_outputs(name):
     layer, call = built(name)

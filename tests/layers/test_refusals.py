@@ -8,12 +8,14 @@ from keras_graphattn.filters import FirstOrder, Jacobi, Monomial
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     ContraNorm,
+    ContraNormAttention,
     EdgeAttention,
     GatedDeltaRule,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
     PLaplacianAttention,
+    ScaledHighFrequencyAttention,
 )
 from keras_graphattn.masks import Causal, GatedDecay, RandomWalk, Segments, Tree
 from tests.layers.twins import ALONG_EDGES, EDGES, IN_LAYER, built, tokens, with_a_mask
@@ -208,6 +210,20 @@ CALLS = {  # the layer, what its call gets besides tokens, and the words of the 
     ),
     "edges, none given": (ALONG_EDGES, {}, {}, r"needs the tensors \['edges'\] at each call"),
     "edges, another length": (ALONG_EDGES, {"graph": [[0, 1]]}, {}, "has 2 nodes, one for each"),
+    "axes, tokens of another shape": (
+        *(GFA, {}, {"query_mask": np.ones((2, 16), bool)}, r"`query_mask` must have shape"),
+        np.zeros((2, 16, 3, 6), "float32"),
+    ),
+    "axes, pairs of another size": (
+        *(GFA, {"attention_axes": (2,)}, {"attention_mask": np.ones((16, 6), bool)}),
+        r"`attention_mask` must broadcast.*\(16, 6\)",
+        np.zeros((2, 16, 3, 6), "float32"),
+    ),
+    "axes, a bias of another rank": (
+        *(GFA, {}, {"attention_bias": np.zeros((16, 16), "float32")}),
+        r"`attention_bias` must have shape.*attention_bias\.shape=\(16, 16\)",
+        np.zeros((2, 16, 3, 6), "float32"),
+    ),
     "inputs without a mask": (KERNEL, {}, IDS, "this layer has no mask"),
     "a mask without inputs": (KERNEL, {"mask": Segments}, {}, "segment_ids"),
 }
@@ -215,10 +231,12 @@ CALLS = {  # the layer, what its call gets besides tokens, and the words of the 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_wrong_calls(name):
-    kind, options, call, message = CALLS[name]
-    layer = built(lambda: kind(4, 3, **with_a_mask(options)))
+    kind, options, call, message, *query = CALLS[name]
+    layer = kind(4, 3, **with_a_mask(options))
+    if not query:
+        layer = built(lambda: layer)
     with pytest.raises(ValueError, match=message):
-        layer(tokens(), **call)
+        layer(*(query or [tokens()]), **call)
     if call and set(call) <= set(MATRICES):
         with pytest.raises(ValueError, match=message):
             layer(keras.Input(tokens().shape[1:]), **call)
@@ -232,6 +250,12 @@ RANKS = {
     "AGF": (lambda: AGF(2, 4), (1, 2, 3, 4), "one axis"),
     "delta rule": (lambda: DELTA(2, 4), (1, 2, 3, 4), "one axis"),
     "GKAT": (lambda: GKAT(2, 4, mask=TREE), (1, 2, 3, 4), r"attends over one axis.*query\.shape"),
+    "ContraNorm's attention": (lambda: ContraNormAttention(2, 4), (1, 2, 3, 4), "over one axis"),
+    "graph filter, bias": (lambda: GFA(2, 4, bias="alibi"), (1, 2, 3, 6), "`bias`.*one axis"),
+    "AttnScale, bias": (
+        *(lambda: ScaledHighFrequencyAttention(2, 4, bias="alibi"), (1, 2, 3, 6)),
+        "`bias`.*one axis",
+    ),
     "ContraNorm": (ContraNorm, (2, 3), r"`inputs` must have shape \(B, T, d\)"),
 }
 
