@@ -113,7 +113,8 @@ def remove_attribute(layer: keras.Layer, name: str) -> None:
     super(keras.Layer, layer).__delattr__(name)  # Keras' own collects garbage for each weight
 
 
-_OF_THE_OBJECT = ("_inbound_nodes", "_outbound_nodes")  # its places in graphs of layers
+# its places in graphs of layers, and what its user has set
+_OF_THE_OBJECT = ("_inbound_nodes", "_outbound_nodes", "_trainable", "_remat_mode")
 _BOUND = ("build", "quantize")  # Keras wraps them in each instance, bound to that instance
 
 
@@ -157,7 +158,15 @@ def fresh_optimizer(model: keras.Layer) -> keras.optimizers.Optimizer | None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:
         return None
-    return type(optimizer).from_config(optimizer.get_config())
+    new: keras.optimizers.Optimizer = type(optimizer).from_config(optimizer.get_config())
+    pairs = [(optimizer, new)]
+    for old, like in pairs:  # the configuration does not have these
+        for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+            if hasattr(old, name):
+                setattr(like, name, getattr(old, name))
+        if hasattr(old, "inner_optimizer"):
+            pairs.append((old.inner_optimizer, like.inner_optimizer))
+    return new
 
 
 def track_again(model: keras.Layer) -> None:

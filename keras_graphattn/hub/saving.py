@@ -11,10 +11,13 @@ its tasks in presets, and compiles with the coefficients' own learning rates.
 """
 
 import functools
+import importlib
+import inspect
 import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +32,7 @@ from keras_graphattn.hub.slots import (
     align_caches,
     attention_slots,
     convert_slots,
+    direct_slots,
     is_task_class,
 )
 from keras_graphattn.keras_internals import change_class, remove_attribute, sublayers, walk
@@ -216,6 +220,9 @@ def settle_classes(layers: Iterable[keras.Layer]) -> None:
 def _subclass(plain: type[keras.Layer], name: str) -> type:
     """A subclass that carries conversions in its configuration."""
 
+    names = list(inspect.signature(plain.call).parameters)[1:]
+    takes_pairs = "decoder_attention_mask" in names
+
     # A mark on the method tells Keras whether a class has its own method: `wraps` keeps it.
     @functools.wraps(plain.get_config)
     def get_config(self: keras.Layer) -> Config:
@@ -244,6 +251,8 @@ def _subclass(plain: type[keras.Layer], name: str) -> type:
 
     @functools.wraps(plain.__call__)
     def __call__(self: keras.Layer, *args: object, **kwargs: object) -> object:
+        if takes_pairs:
+            _check_decoder_call(self, dict(zip(names, args, strict=False)) | kwargs)
         outputs = plain.__call__(self, *args, **kwargs)
         waiting = waiting_in(self)
         if waiting is None:
@@ -271,6 +280,18 @@ def _subclass(plain: type[keras.Layer], name: str) -> type:
     }
     parts = [part for method, part in BY_METHOD.items() if hasattr(plain, method)]
     return type(name, (*parts, plain), namespace)
+
+
+def _check_decoder_call(decoder: keras.Layer, given: Mapping[str, object]) -> None:
+    """Refuses arguments that a decoder's attention cannot follow: `CachedCall.of_decoder`."""
+    for slot in direct_slots(decoder):
+        for name, only in getattr(slot.layer, "of_decoder", {}).items():
+            if given.get(name, only) is not only:
+                raise ValueError(
+                    f"{type(slot.layer).__name__} in a {type(decoder).__name__} follows causality "
+                    f"and padding only. Received: {name}={given[name]!r}. Leave it out, or convert "
+                    'to "graph_filter" or "p_laplacian".'
+                )
 
 
 def about(plain: type[keras.Layer]) -> Namespace:
@@ -309,6 +330,10 @@ def _identity(plain: type[keras.Layer]) -> dict[str, str]:
 def _carrier_named(identity: dict[str, str]) -> type:
     """The carrier of the class that a configuration names."""
     plain = keras.saving.get_registered_object(identity["name"])
+    if plain is None and identity["module"].startswith("keras_hub."):
+        with suppress(ImportError):
+            importlib.import_module(identity["module"])
+        plain = keras.saving.get_registered_object(identity["name"])
     if plain is None:
         plain = next((known for known in _CARRIERS if _identity(known) == identity), None)
     if not isinstance(plain, type) or not issubclass(plain, keras.Layer):

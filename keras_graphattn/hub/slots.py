@@ -5,6 +5,7 @@ filter of a matrix that is not square is undefined. In every case the projection
 sublayers with their variables, paths, quantisation and LoRA factors: no weight is copied.
 """
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ OTHER_TOKENS = (
     *("SigLIPMultiHeadAttentionPooling", "VideoPrismAttenTokenPoolingLayer"),
     *("MultiHeadAttentionPooling", "PARSeqDecoderBlock"),
 )
+
+
+CROSS = re.compile(r"(?<![a-z])cross")  # in the name of an attribute with cross-attention
 
 
 class Request(NamedTuple):
@@ -154,7 +158,7 @@ def direct_slots(layer: keras.Layer) -> list[AttentionSlot]:
     return [
         AttentionSlot(layer, name)
         for name, child in layer_attributes(layer).items()
-        if "cross" not in name and (is_reached(child) or is_ours(child))
+        if not CROSS.search(name) and (is_reached(child) or is_ours(child))
     ]
 
 

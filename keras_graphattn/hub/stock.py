@@ -14,7 +14,7 @@ caches of all layers are stacked, so layers left as they were pass on slots that
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import keras
 from keras import ops
@@ -43,6 +43,7 @@ from keras_graphattn.layers.base import (
     Call,
     SoftmaxAttention,
     Tokens,
+    input_shapes,
     projections_of,
 )
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
@@ -106,10 +107,16 @@ class StockAttention(AttentionFamily):
     ) -> Callable[[keras.Layer], Callable[[keras.Layer], None]]:
         config = keras.layers.MultiHeadAttention.get_config(self)  # not a subclass's own
         config |= {"dtype": self.dtype_policy, "trainable": True, NAME: FINE_TUNING_MULTIPLIER}
-        if config.get("attention_axes") in (None, (1,), [1]):
+        rank = len(input_shapes(self.projection_layers())[0])
+        if rank == 3 and config.get("attention_axes") in (None, (1,), [1]):
             config["attention_axes"] = None
         if issubclass(replacement, AttentiveGraphFilter):
             config["causal"] = self.sees_past_only(parent)
+            if config["causal"] and options.get("causal") is False:
+                raise ValueError(
+                    f"A {type(parent).__name__} attends to earlier tokens only. Received: "
+                    "causal=False. Leave it out."
+                )
         if "bias" in options and issubclass(replacement, SoftmaxAttention):
             options = {**options, "bias": bias_of_layer(options["bias"])}
         new = replacement(**{**config, **options})
@@ -140,7 +147,13 @@ class CachedCall(CacheSlots):
 
     The cache is of keys and of signals: what the filter applies its operator to. The layer's own
     `operator_of_rows` makes the operator of new tokens.
+
+    `of_decoder` has arguments of the decoder's call that the attention cannot follow, because it
+    sees only the joined mask, with the only value that each may have.
     """
+
+    of_decoder: ClassVar[dict[str, object]] = {}
+    sliding_window: int | None
 
     def call(
         self,
@@ -172,6 +185,10 @@ class CachedCall(CacheSlots):
             )
         cache = open_slots(cache, max(self.cache_slots, self.needed_slots))
         mask = step_mask(attention_mask, query, cache, cache_update_index)
+        if self.sliding_window is not None:
+            rows = cache_update_index + positions_of(ops.shape(query)[1])
+            near = Visibility(window=self.sliding_window).block(rows, positions_of(cache.shape[2]))
+            mask = ops.logical_and(mask, near)
         key = value if key is None else key
         heads, cache = self._attend_cached(query, key, value, cache, mask, cache_update_index)
         return self._project_out(heads, query), cache
@@ -237,6 +254,10 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
         return super().operator(tokens, call)
 
     num_signals = 1
+    of_decoder: ClassVar[dict[str, object]] = {
+        "decoder_attention_mask": None,
+        "use_causal_mask": True,
+    }
 
     def _attend_cached(
         self, query: Inputs, key: Inputs, value: Inputs, cache: Cache, mask: Mask, index: Index
@@ -287,6 +308,8 @@ class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):  # type: i
                 "no place for what it has read. Received: an attention layer with a cache. Use a "
                 "mask that does not read tokens, or build the model with MaskedKernelAttention."
             )
+
+    of_decoder: ClassVar[dict[str, object]] = {"decoder_attention_mask": None}
 
     @property
     def num_signals(self) -> int:

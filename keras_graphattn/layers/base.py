@@ -558,13 +558,14 @@ def projections_of(attention: keras.layers.MultiHeadAttention) -> dict[str, kera
     return projections
 
 
-def input_shapes(projections: dict[str, keras.Layer]) -> list[tuple[None, None, int]]:
+def input_shapes(projections: dict[str, keras.Layer]) -> list[tuple[int | None, ...]]:
     """The shapes of query, value and key for which the projections were built.
 
     They do not come from kernels: a projection quantised with GPTQ or AWQ may have none.
     """
     configs = [projections[name].get_build_config() for name in ("query", "value", "key")]
-    return [(None, None, config["input_shape"][-1]) for config in configs]
+    shapes = [config["input_shape"] for config in configs]
+    return [(*[None] * (len(shape) - 1), shape[-1]) for shape in shapes]
 
 
 def padding_of(

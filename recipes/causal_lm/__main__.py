@@ -157,11 +157,6 @@ class CausalLanguageModels(Recipe):
                 "--attention differential has half the heads, each of twice the width: it takes "
                 f"an even number of --heads. Received: --heads {options.heads}"
             )
-        if options.exponents is not None and len(options.exponents) not in (1, options.heads):
-            raise UsageError(
-                f"--exponents has {len(options.exponents)} numbers; one for all heads, or one for "
-                f"each of --heads {options.heads}"
-            )
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         defaults: dict[str, Settings] = {

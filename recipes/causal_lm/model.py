@@ -25,7 +25,7 @@ from recipes.common.data.batches import Windows
 from recipes.common.data.sources import loading_preset
 from recipes.common.training.layers import converted, dropout, named_seed, served_inputs
 from recipes.common.training.optimizers import WarmUpLinearDecay, with_rates
-from recipes.common.training.runs import Training
+from recipes.common.training.runs import Training, load_weights
 
 LIKELY = 10  # tokens from which each token of a sample is drawn
 PROMPT_TOKENS = 16  # of the test text at most, where no prompt is given
@@ -59,7 +59,7 @@ def prepare(trial: Trial) -> Training:
 def best_model(trial: Trial, weights: Path) -> keras.Model:
     """The model of a run at its chosen epoch, not compiled."""
     task = build(trial)
-    keras.Model(task.input, task.output).load_weights(weights)
+    load_weights(keras.Model(task.input, task.output), weights)
     return task
 
 

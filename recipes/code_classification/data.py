@@ -498,6 +498,9 @@ def _preprocessor(texts: Sequence[str], options: argparse.Namespace) -> Any:
         from recipes.code_classification.encoder_decoders import preprocessor_of
 
         return preprocessor_of(options.preset, options.max_length)
+    least = len(SPECIAL) + 256 + 1  # bytes, and a merge
+    if options.vocabulary < least:
+        raise UsageError(f"--vocabulary must be at least {least}. Received: {options.vocabulary}")
     vocabulary, merges = byte_pairs(texts, options.vocabulary)
     tokenizer = keras_hub.models.RobertaTokenizer(vocabulary=vocabulary, merges=merges)
     return keras_hub.models.RobertaTextClassifierPreprocessor(

@@ -7,6 +7,7 @@ Does not import Keras itself: it must come after the choice of the backend.
 
 import argparse
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -206,8 +207,8 @@ def option_names() -> list[str]:
 
 def compared(name: str) -> tuple[str, int | None]:
     """The attention of a name in tables, and the order of its filter if it is one of several."""
-    attention, _, order = name.partition(ORDER)
-    return attention, int(order) if order else None
+    parts = re.fullmatch(rf"(.+){ORDER}(\d+)", name)
+    return (parts[1], int(parts[2])) if parts else (name, None)
 
 
 def attention_of(name: str) -> Attention:

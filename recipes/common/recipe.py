@@ -24,6 +24,7 @@ from recipes.common.attentions import (
     Settings,
     Trial,
     compared,
+    filter_name,
     option_names,
     settings_of,
     with_order,
@@ -160,12 +161,12 @@ class Recipe(abc.ABC):
         """The model of a finished run with the weights of its chosen epoch, not compiled."""
         if hasattr(self.model, "best_model"):
             return self.model.best_model(trial, weights)
+        from recipes.common.training.runs import load_chosen, load_weights
+
         model = self.model.build(trial)
         if not getattr(trial.options, "ema", 0.0):
-            model.load_weights(weights)
+            load_weights(model, weights)
             return model
-        from recipes.common.training.runs import load_chosen
-
         trained = self.model.prepare(trial).model
         load_chosen(trained, weights)
         model.set_weights(trained.get_weights())
@@ -215,6 +216,12 @@ class Recipe(abc.ABC):
             if getattr(options, name) is None:
                 setattr(options, name, value)
         self.finish(options)
+        exponents, heads = getattr(options, "exponents", None), getattr(options, "heads", None)
+        if exponents is not None and heads is not None and len(exponents) not in (1, heads):
+            raise UsageError(
+                f"--exponents has {len(exponents)} numbers; one for all heads, or one for each of "
+                f"--heads {heads}"
+            )
         if getattr(options, "patience", None) is None:  # nothing ends training early
             options.patience = options.epochs or math.inf
         if options.output is None:
@@ -258,8 +265,9 @@ class Recipe(abc.ABC):
         several = orders if isinstance(orders, list) else []
         names = []
         for name in options.attention:
-            has_order = several and "order" in ATTENTIONS[name].options
-            names += [with_order(name, order) for order in several] if has_order else [name]
+            has_order = "order" in ATTENTIONS[name].options and filter_name(name, options)
+            in_turn = several if has_order else []
+            names += [with_order(name, order) for order in in_turn] or [name]
         return names
 
     def deviations(self, options: argparse.Namespace) -> list[str]:
@@ -275,7 +283,7 @@ class Recipe(abc.ABC):
         options = self.parse(arguments)
         check_installed(options)
         choose_backend(options.backend)
-        check_attentions(options, self.settings(options))
+        check_attentions(self.trial(None, name, options) for name in self.compared(options))
         with together(options):
             self._run_in_place(options)
 
@@ -360,6 +368,13 @@ class ClassifierOfGraphs(Recipe):
     def refuse(self, options: argparse.Namespace) -> None:
         if options.choose_by == LAST_EPOCH and options.patience is not None:
             raise UsageError("--patience: with --choose-by last_epoch all epochs are trained")
+
+    def finish(self, options: argparse.Namespace) -> None:
+        width, last = options.heads * options.key_dim, options.last_heads
+        if width % last:
+            raise UsageError(
+                f"--last-heads must divide --heads times --key-dim, {width}. Received: {last}"
+            )
 
     def criterion(self, problem: Any, options: argparse.Namespace) -> Criterion:
         """Accuracy in the table; `--choose-by` names the metric that chooses the epoch."""

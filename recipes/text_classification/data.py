@@ -290,9 +290,13 @@ def _preprocessor(train: Texts, options: argparse.Namespace) -> Any:
     import keras_hub
 
     if options.preset is None:
+        words = _vocabulary(train, options.vocabulary)
+        try:
+            tokenizer = keras_hub.models.BertTokenizer(words, lowercase=True)
+        except ValueError as error:  # it lacks special tokens
+            raise UsageError(f"--vocabulary {options.vocabulary} is too small: {error}") from error
         return keras_hub.models.BertTextClassifierPreprocessor(
-            keras_hub.models.BertTokenizer(_vocabulary(train, options.vocabulary), lowercase=True),
-            sequence_length=options.max_length,
+            tokenizer, sequence_length=options.max_length
         )
     with loading_preset(options.preset):
         return keras_hub.models.TextClassifierPreprocessor.from_preset(

@@ -18,7 +18,7 @@ from recipes.common.data.sources import loading_preset, refuse_converted
 from recipes.common.training.layers import converted, served_inputs, similarity_by_depth
 from recipes.common.training.measures import F1, Moments, of_real_rows, outputs
 from recipes.common.training.optimizers import WarmUpLinearDecay, with_rates
-from recipes.common.training.runs import Training
+from recipes.common.training.runs import Training, load_weights
 from recipes.text_classification.data import Encoded, Problem, Task, preset_name, validation_split
 
 MIN_SHARE = 0.02
@@ -48,7 +48,7 @@ def best_model(trial: Trial, weights: Path) -> Any:
     It has its preprocessor: its `predict` takes texts.
     """
     classifier = build(trial)
-    trained(classifier).load_weights(weights)
+    load_weights(trained(classifier), weights)
     classifier.preprocessor = trial.problem.preprocessor
     return classifier
 

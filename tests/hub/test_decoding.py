@@ -197,6 +197,20 @@ def test_gemma_3_gives_further_slots_to_converted_layers_only():
 
 
 @pytest.mark.slow_on("jax")
+@pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
+@pytest.mark.parametrize("name", [*STOCK, pytest.param("bart", marks=pytest.mark.slow)])
+def test_a_window_holds_in_decoding_too(name, attention):
+    model = moved(keras_graphattn.convert(plain(name), attention, sliding_window=3))
+    inputs = prompts_of(name, model)
+    np.testing.assert_array_equal(greedy(model, inputs), greedy_without_cache(model, inputs))
+    if name != "bart":
+        inputs = prompts(7, (7, 7))
+        expected = logits(model, inputs, inputs["token_ids"])
+        found = decoded(model, inputs["token_ids"])
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.slow_on("jax")
 def test_decodes_without_a_mask_as_with_the_causal_one():
     layer, x = attentions_of(converted_task("qwen_moe"))[0], ops.ones((1, 2, 16))
     causal = np.arange(5)[None] <= np.array([1, 2])[:, None]

@@ -324,6 +324,8 @@ WRONG = {
         ("--published", ["--published", "Handwriting", "Tiny"]),
         ("--validation-fraction 1", ["--validation-fraction", "below 1"]),
         ("--dropout 1", ["--dropout"]),
+        ("--attention gfsa --order 2,100000", ["--attention gfsa", "`order`", "100000"]),
+        ("--attention gfsa --filter chebyshev --start twicing --order 1,3", ["twicing"]),
         ("--dataset Tinny", ["--data-dir", "Tinny_TRAIN.ts"]),
     ],
     "long_range_arena": [
@@ -352,6 +354,7 @@ WRONG = {
         ("--attention gfsa --where last:9", ["last:9"]),
         ("--task bugs2fix --published", ["--published", "defect and clone", "bugs2fix"]),
         ("--task clone", ["no data.jsonl"]),
+        ("--vocabulary 260", ["--vocabulary must be at least 261", "260"]),
     ],
     "causal_lm": [
         ("--attention gfsa --feature-map elu", ["--feature-map", "masked_kernel"]),
@@ -362,6 +365,7 @@ WRONG = {
         ("--context 2000", ["train text has 810", "--context 2000"]),
         ("--prompt 01234567", ["--prompt has 8", "--context 8"]),
         ("--warm-up 7", ["--warm-up 7", "the 7 steps"]),
+        ("--attention gfsa --where 0,", ["'0,'"]),
         ("--tokens preset", ["--tokens preset", "--preset"]),
         ("--preset nowhere", ["--layers", "sizes of --preset nowhere"]),
         ("--attention gfsa --where last:9", ["last:9"]),
@@ -375,6 +379,11 @@ WRONG = {
         ("--walks 0", ["--walks"]),
         ("--feature-map relu --attention gcn", ["--feature-map", "graph_masked_kernel"]),
         ("--choose-by last_epoch --patience 5", ["--patience: with --choose-by last_epoch"]),
+        ("--attention gat --last-heads 3 --heads 2 --key-dim 2", ["--last-heads must divide"]),
+        ("--attention edges --order 2,3", ["--order is an option of a filter", "--filter"]),
+        ("--attention edges --start high_pass", ["--start is an option of a filter"]),
+        ("--attention edges --expander-degree 3", ["--expander-degree", "even"]),
+        ("--attention edges --filter jacobi --alpha nan", ["`alpha`", "nan"]),
     ],
     "graph_classification": [
         ("--dataset NCI1", ["NCI1", "cannot be read", "NCI1.txt"]),
@@ -402,6 +411,7 @@ WRONG = {
         ("--noise 40,5", ["--noise", "two rising numbers"]),
         ("--language-model x.keras", ["--language-model x.keras is no file"]),
         ("--ctc-weight 1.5", ["--ctc-weight"]),
+        ("--attention p_laplacian --exponents 1.5,2,3", ["--exponents has 3", "--heads"]),
     ],
     "image_classification": [
         ("--dataset mnist", ["--dataset", "digits"]),

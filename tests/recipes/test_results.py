@@ -175,6 +175,28 @@ def test_a_damaged_run_is_one_line_that_names_its_folder(damage, output, tiny_ar
     assert_one_error_line(lambda _: again(tiny_arguments, output), [], words, capsys)
 
 
+@pytest.mark.parametrize("damage", [cut, lambda path: path.unlink()])
+def test_damaged_weights_are_one_line(damage, output, results, tiny_arguments, capsys):
+    best = best_run(results)
+    folder = output / "runs" / f"{best['attention']}-seed{best['seed']}"
+    for path in folder.glob("*.weights.h5"):
+        damage(path)
+    words = [f"error: {folder}", "Remove", "to train the run anew"]
+    assert_one_error_line(lambda _: again(tiny_arguments, output), [], words, capsys)
+
+
+@pytest.mark.parametrize("text", ["[1]", "{"])
+def test_damaged_settings_are_one_line(text, output, tiny_arguments, capsys):
+    (output / "settings.json").write_text(text)
+    words = ["settings.json is not whole", "--overwrite"]
+    assert_one_error_line(lambda _: again(tiny_arguments, output), [], words, capsys)
+
+
+def test_a_folder_of_another_name_is_no_run(output, tiny_arguments):
+    (output / "runs" / "gfsa-orderX-seed0").mkdir()
+    assert again(tiny_arguments, output) == 0
+
+
 def test_a_run_that_is_not_finished_is_left_out_until_it_is(output, tiny_arguments, capsys):
     (output / "histories" / "agf-seed1.csv").unlink()
     (output / "runs" / "agf-seed1" / "run.json").unlink()  # killed before the last file

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from recipes.common.attentions import ATTENTIONS, Settings, layer_arguments
+from recipes.common.attentions import ATTENTIONS, Settings, Trial, layer_arguments
 from recipes.common.command.parsing import UsageError, listed
 from recipes.common.storage import (
     LOCK,
@@ -25,7 +25,8 @@ from recipes.common.storage import (
 
 WRITTEN = (
     *("settings.json", "runs", "histories", "tensorboard", "results.json", "results.png"),
-    *("masks.png", "predictions.png", "model.keras", "saved_model"),
+    *("masks.png", "predictions.png", "model.keras", "saved_model", "case_study", "preset"),
+    *("attention.png", "transcripts.csv", "vocabulary.json", "pieces.model", "tokenizer"),
 )
 
 
@@ -57,17 +58,18 @@ def writes_saved_model(options: argparse.Namespace) -> bool:
     return not getattr(options, "skip_saved_model", True)
 
 
-def check_attentions(options: argparse.Namespace, settings: dict[str, Settings]) -> None:
-    """Refuses settings that the layers refuse."""
-    for name in options.attention:
+def check_attentions(trials: Iterable[Trial]) -> None:
+    """Refuses settings that the layers, or their filters, refuse."""
+    for trial in trials:
+        name, settings = trial.attention, trial.settings
         make = pkgutil.resolve_name(ATTENTIONS[name].layer)
-        if not isinstance(make, type):
-            continue
-        p = settings[name].get("p")
+        p = settings.get("p")
         heads = len(p) if isinstance(p, list) else 1
         try:
-            with warnings.catch_warnings(action="ignore"):  # the layer warns when it is made
-                make(num_heads=heads, key_dim=1, **layer_arguments(settings[name]))
+            arguments = layer_arguments(settings)
+            if isinstance(make, type):
+                with warnings.catch_warnings(action="ignore"):  # the layer warns when it is made
+                    make(num_heads=heads, key_dim=1, **arguments)
         except ValueError as error:
             raise UsageError(f"--attention {name}: {error}") from error
 
@@ -84,6 +86,8 @@ def check_settings(output: Path, settings: Settings, usual: Settings, overwrite:
     damage = None
     try:
         before = read_json(output / "settings.json")
+        if not isinstance(before, dict | None):
+            raise DamagedFileError("settings.json is not whole")
         if before is None and any((output / "runs").glob("*/")):
             damage = "settings.json is missing"
     except DamagedFileError as error:

@@ -65,6 +65,14 @@ def add_published(add: Callable[..., Any], what: str) -> None:
     add("--published", action="store_true", help=f"{what}; {others}")
 
 
+def _even(text: str) -> int:
+    """An argument type: an even number of at least 0."""
+    number = at_least(0)(text)
+    if number % 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an even number")
+    return number
+
+
 def exponents(text: str) -> list[float]:
     """An argument type: exponents p, comma-separated."""
     check = number_in(1.0, math.inf)
@@ -191,7 +199,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "add nystromformer's depth-wise convolution of the values over 33 tokens [yes]",
     },
     "expander_degree": {
-        "type": at_least(0),
+        "type": _even,
         "help": "of the random graph beside the edges, an even number [0: none]",
     },
     "num_virtual_nodes": {
@@ -294,6 +302,11 @@ def refuse_unused(
             raise UsageError(
                 f"{flags([name])} is an option of {listed(sorted(users))} attention; "
                 f"--attention is {','.join(options.attention)}"
+            )
+        if name in ("order", "start") and not any(filters.values()):
+            raise UsageError(
+                f"{flags([name])} is an option of a filter; {listed(sorted(filters))} attention "
+                "has none: give --filter"
             )
         wanted = OF_FILTER.get(name)
         if wanted is not None and wanted not in filters.values():

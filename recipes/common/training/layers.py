@@ -191,7 +191,7 @@ def nystromformer(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Te
 
 def where_of(text: str) -> str | list[int]:
     """The `where` of `keras_graphattn.convert` that `--where` names: a word, or numbers."""
-    is_numbers = re.fullmatch(r"[\d,]+", text)
+    is_numbers = re.fullmatch(r"\d+(,\d+)*", text)
     return [int(index) for index in text.split(",")] if is_numbers else text
 
 

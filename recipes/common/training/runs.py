@@ -23,6 +23,7 @@ import numpy as np
 
 from recipes.common.attentions import Trial
 from recipes.common.command.devices import on_devices
+from recipes.common.command.parsing import UsageError
 from recipes.common.command.processes import check_equal, is_shared, is_writer
 from recipes.common.data.batches import Batches, OfProcess, untuned
 from recipes.common.storage import atomically, check_room, write_csv, write_json
@@ -207,7 +208,7 @@ class KeepRun(keras.callbacks.Callback):
         """Gives a model the weights, the optimizer and the generators of the last epoch."""
         if self.state.epoch and not self.state.finished:
             model.optimizer.build(model.trainable_variables)
-            model.load_weights(weights_file(self.folder, self.state.epoch))
+            load_weights(model, weights_file(self.folder, self.state.epoch))
             generators = random_generators(model)
             for variable, value in zip(generators, self.state.random_states, strict=True):
                 variable.assign(value)
@@ -289,11 +290,21 @@ def random_generators(model: keras.Model) -> list[keras.Variable]:
     ]
 
 
+def load_weights(model: keras.Model, weights: Path) -> None:
+    """Reads the weights of a run's epoch, or says in one line that they are damaged."""
+    try:
+        model.load_weights(weights)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"{weights}: {error}. Remove {weights.parent} to train the run anew"
+        ) from error
+
+
 def load_chosen(model: keras.Model, weights: Path) -> None:
     """Gives a compiled model the weights of a finished epoch: the averages, if it has any."""
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-    model.load_weights(weights)
+    load_weights(model, weights)
     if _with_averages(model):
         _optimizer(model).finalize_variable_values(model.trainable_variables)
 
