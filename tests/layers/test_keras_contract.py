@@ -369,7 +369,14 @@ def test_difference_most_layers_have_no_flash_kernel(name):
 
 
 @pytest.mark.parametrize(
-    "option", [{"use_bias": "no"}, {"seed": 1.5}, {"output_shape": 0}, {"dropout": 1.0}]
+    "option",
+    [
+        {"use_bias": "no"},
+        {"seed": 1.5},
+        {"seed": keras.random.SeedGenerator(1)},
+        {"output_shape": 0},
+        {"dropout": 1.0},
+    ],
 )
 def test_difference_options_of_a_wrong_type_are_refused_by_the_constructor(option):
     keras.layers.MultiHeadAttention(HEADS, SIZE, **option)
