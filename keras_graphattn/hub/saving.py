@@ -43,6 +43,8 @@ PREFIX = "GraphAttention"
 SHARED_NAME = "Carrier"
 KEY = "graph_attention"  # what is kept of conversions in configurations and files
 
+PAIRS = ("decoder_attention_mask", "use_causal_mask")  # not all attention in a decoder follows them
+
 Namespace = dict[str, Any]
 if TYPE_CHECKING:
     from typing import Any as Plain  # has the methods of any class of layers
@@ -221,7 +223,7 @@ def _subclass(plain: type[keras.Layer], name: str) -> type:
     """A subclass that carries conversions in its configuration."""
 
     names = list(inspect.signature(plain.call).parameters)[1:]
-    takes_pairs = "decoder_attention_mask" in names
+    takes_pairs = PAIRS[0] in names
 
     # A mark on the method tells Keras whether a class has its own method: `wraps` keeps it.
     @functools.wraps(plain.get_config)
@@ -251,7 +253,7 @@ def _subclass(plain: type[keras.Layer], name: str) -> type:
 
     @functools.wraps(plain.__call__)
     def __call__(self: keras.Layer, *args: object, **kwargs: object) -> object:
-        if takes_pairs:
+        if takes_pairs and (len(args) > 1 or not set(kwargs).isdisjoint(PAIRS)):
             _check_decoder_call(self, dict(zip(names, args, strict=False)) | kwargs)
         outputs = plain.__call__(self, *args, **kwargs)
         waiting = waiting_in(self)
