@@ -1,7 +1,8 @@
 """Objects in a layer's configuration, created from a name, an object or a configuration."""
 
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, Self, TypeVar
 
 import keras
@@ -32,6 +33,11 @@ class Configured:
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
         return f"{type(self).__name__}({arguments})"
+
+
+def by_snake_case(classes: Iterable[type]) -> dict[str, Any]:
+    """Classes by name: `low_rank` is `LowRank`."""
+    return {re.sub(r"\B([A-Z])", r"_\1", cls.__name__).lower(): cls for cls in classes}
 
 
 def restored(name: str, value: object) -> Any:

@@ -155,9 +155,9 @@ WRONG = {
         "not a number": (_put("log_gates", (3, 1), np.nan), "token 3 has nan in head 1"),
     },
     "entries": {
-        "negative": (_put("entries", (2, 3), -1.0), r"entry at \(1, 2, 3\) is -1"),
-        "not a number": (_put("entries", (2, 3), np.nan), r"entry at \(1, 2, 3\) is nan"),
-        "infinite": (_put("entries", (2, 3), np.inf), r"entry at \(1, 2, 3\) is inf"),
+        "negative": (_put("entries", (2, 3), -1.0), r"entry at \(2, 3\) is -1"),
+        "not a number": (_put("entries", (2, 3), np.nan), r"entry at \(2, 3\) is nan"),
+        "infinite": (_put("entries", (2, 3), np.inf), r"entry at \(2, 3\) is inf"),
     },
 }
 OF_ONE = {  # errors of only one mask

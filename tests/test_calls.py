@@ -115,7 +115,7 @@ BUDGETS = {
     "differential": (9, 53, 66),
     "edges": (11, 63, 61),
     "delta rule": (12, 68, 93),
-    "p-Laplacian": (12, 88, 53),
+    "p-Laplacian": (12, 84, 55),
     "AGF": (8, 41, 42),
     "AGF, causal": (10, 69, 76),
     "kernel": (10, 43, 44),

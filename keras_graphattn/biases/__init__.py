@@ -4,25 +4,14 @@ A layer takes a bias as an object, `bias=RelativePositions()`. A bias that needs
 given by its name, `bias="alibi"`. A matrix that exists already comes with the call, as
 `attention_bias`.
 
-A new bias is one class in this folder and one line in `BIASES`.
+A new bias is one class in this folder and one line in `__all__`.
 """
 
-from keras_graphattn.biases.bias import BIASES, Bias, Sum
+from keras_graphattn.biases.bias import BIASES, Bias, LogMask, Sum
 from keras_graphattn.biases.bias import get as get
 from keras_graphattn.biases.graphs import EdgePath, HopDecay, ShortestPath, WalkProbabilities
-from keras_graphattn.biases.log_mask import LogMask
 from keras_graphattn.biases.positions import Alibi, RelativePositions
-
-BIASES |= {
-    "alibi": Alibi,
-    "edge_path": EdgePath,
-    "hop_decay": HopDecay,
-    "log_mask": LogMask,
-    "relative_positions": RelativePositions,
-    "shortest_path": ShortestPath,
-    "sum": Sum,
-    "walk_probabilities": WalkProbabilities,
-}
+from keras_graphattn.serialization import by_snake_case
 
 __all__ = [
     "Alibi",
@@ -35,3 +24,5 @@ __all__ = [
     "Sum",
     "WalkProbabilities",
 ]
+
+BIASES |= by_snake_case(globals()[name] for name in __all__ if name != "Bias")

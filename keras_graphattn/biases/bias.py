@@ -16,9 +16,12 @@ from keras import ops
 
 from keras_graphattn.checks import is_list
 from keras_graphattn.masks.composed import Composed
-from keras_graphattn.masks.mask import PairMatrix, Rows, widest_dtype
+from keras_graphattn.masks.mask import Mask, PairMatrix, Rows, widest_dtype
+from keras_graphattn.masks.mask import get as get_mask
 from keras_graphattn.serialization import resolve
 from keras_graphattn.types import Tensor
+
+NEAR_ZERO = keras.initializers.RandomNormal(stddev=0.02)  # as Graphormer's tables start
 
 BIASES: dict[str, type["Bias"]] = {}  # by name; filled by `keras_graphattn.biases`
 
@@ -31,6 +34,10 @@ class Bias(PairMatrix):
 
     A bias with weights belongs to one layer. To share one between layers, build it for the number
     of heads, call it once, and give the result to each layer as `attention_bias`, as below.
+
+    Args:
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 1 by default.
 
     Attributes:
         inputs_at_call: Names of the tensors that every call needs, such as `distances`.
@@ -67,17 +74,6 @@ class Bias(PairMatrix):
         """The matrix, (1 or B, 1 or N, T, T): `dense`, as a layer in a model."""
         return self.dense(length, **inputs)
 
-    def _add_table(self, name: str, *shape: int) -> None:
-        """A weight with numbers for each head that start near 0, as those of Graphormer do."""
-        self._parameter_names = (*self._parameter_names, name)
-        weight = self.add_weight(
-            name=name,
-            shape=(*shape, self.num_heads),
-            initializer=keras.initializers.RandomNormal(stddev=0.02),
-            autocast=False,
-        )
-        setattr(self, name, weight)
-
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class Sum(Composed, Bias):
@@ -85,8 +81,7 @@ class Sum(Composed, Bias):
 
     Args:
         biases: Two or more biases, or names of biases that need no argument.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 1 by default.
+        **kwargs: Those of every `Bias`.
 
     Raises:
         ValueError: For fewer than two biases, and for anything that is not a bias.
@@ -124,6 +119,56 @@ class Sum(Composed, Bias):
     def _combined(self, rows: list[Rows]) -> Rows:
         dtype = widest_dtype(rows)
         return functools.reduce(operator.add, (ops.cast(term, dtype) for term in rows))
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class LogMask(Composed, Bias):
+    """b = log M of a mask M of `keras_graphattn.masks`: the factors multiply the softmax weights.
+
+        A = softmax(S + log M) = D^-1 [exp(S) o M],   D the row sums
+
+    A factor of 0 hides the key. With `masks.GatedDecay`, softmax attention forgets as the tokens
+    decide (Lin et al., "Forgetting Transformer", arXiv 2503.02130). With `masks.RandomWalk`,
+    `GraphFilterAttention` is then graph kernel attention (GKAT) in its dense form, with a filter.
+
+    Args:
+        mask: A mask of `keras_graphattn.masks`, or the name of one that needs no argument. The
+            tensors that it needs at each call are `bias_inputs`.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, which holds for the mask's
+            weights if the mask was given none.
+
+    Weights:
+        Those of the mask.
+
+    Raises:
+        ValueError: For anything that is not a mask.
+
+    Example:
+
+    >>> from keras_graphattn.masks import Causal
+    >>> keras.ops.convert_to_numpy(LogMask(Causal()).dense(2))[0, 0].tolist()
+    [[0.0, -inf], [0.0, 0.0]]
+
+    Source: Choromanski et al., arXiv 2107.07999 (ICML 2022), Section 4.2, for any mask.
+    """
+
+    mask: Mask
+    _parts_name = "mask"
+
+    def __init__(self, mask: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.mask = get_mask(mask)
+        self._share_multiplier()
+        self._take_inputs()
+        self.hides_keys = True
+
+    def _combined(self, rows: list[Rows]) -> Rows:
+        """log M, minus infinity where M is 0; its gradient there is 0."""
+        (factors,) = rows
+        hidden = ops.equal(factors, 0.0)
+        logarithms = ops.log(ops.where(hidden, ops.cast(1.0, factors.dtype), factors))
+        return ops.where(hidden, ops.cast(-float("inf"), factors.dtype), logarithms)
 
 
 def get(bias: Any) -> Bias:

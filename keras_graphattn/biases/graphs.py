@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.biases.bias import Bias
+from keras_graphattn.biases.bias import NEAR_ZERO, Bias
 from keras_graphattn.checks import number, whole
 from keras_graphattn.masks.graphs.distances import at_distances
 from keras_graphattn.masks.inputs import Length, Tensors
@@ -30,8 +30,7 @@ class ShortestPath(Bias):
 
     Args:
         max_distance: Distances above it count as it.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 1 by default.
+        **kwargs: Those of every `Bias`.
 
     Weights:
         `of_distance` of shape (max_distance + 3, num_heads); the last two rows are for -1 and -2.
@@ -59,7 +58,8 @@ class ShortestPath(Bias):
 
     def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
-        self._add_table("of_distance", self.max_distance + 3)
+        shape = (self.max_distance + 3, self.num_heads)
+        self.of_distance = self._add_parameter("of_distance", NEAR_ZERO.clone(), shape=shape)
 
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         return at_distances(parameters["of_distance"], inputs["distances"], self.max_distance)
@@ -76,8 +76,7 @@ class EdgePath(Bias):
     Args:
         edge_types: Number of types of edges.
         hops: Number of edges of a path that count, the first ones.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 1 by default.
+        **kwargs: Those of every `Bias`.
 
     Weights:
         `of_edge` of shape (hops, edge_types, num_heads).
@@ -106,7 +105,8 @@ class EdgePath(Bias):
 
     def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
-        self._add_table("of_edge", self.hops, self.edge_types)
+        shape = (self.hops, self.edge_types, self.num_heads)
+        self.of_edge = self._add_parameter("of_edge", NEAR_ZERO.clone(), shape=shape)
 
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         paths, of_edge = ops.cast(inputs["paths"], "int32"), parameters["of_edge"]
@@ -133,8 +133,7 @@ class WalkProbabilities(Bias):
 
     Args:
         num_steps: The number of the powers of M, I included.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 1 by default.
+        **kwargs: Those of every `Bias`.
 
     Weights:
         `of_step` of shape (num_steps, num_heads).
@@ -162,7 +161,8 @@ class WalkProbabilities(Bias):
 
     def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
-        self._add_table("of_step", self.num_steps)
+        shape = (self.num_steps, self.num_heads)
+        self.of_step = self._add_parameter("of_step", NEAR_ZERO.clone(), shape=shape)
 
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         walks, of_step = inputs["walk_probabilities"], parameters["of_step"]
@@ -187,8 +187,7 @@ class HopDecay(Bias):
         free_hops: Number of edges without decay, at least 0.
         initial_rates: Start of the rates: a positive number, or one for each head. By default
             log 2: half of the weight for each edge.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 1 by default.
+        **kwargs: Those of every `Bias`.
 
     Weights:
         `log_rates` of shape (num_heads,).

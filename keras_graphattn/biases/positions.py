@@ -8,13 +8,13 @@ import numpy as np
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.biases.bias import Bias
+from keras_graphattn.biases.bias import NEAR_ZERO, Bias
 from keras_graphattn.checks import flag, whole
 from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import Positions, Rows, Shape, finite
-from keras_graphattn.masks.toeplitz import toeplitz_rows
+from keras_graphattn.masks.toeplitz import OfOffsets, Table
 from keras_graphattn.numerics.precision import constant, positions_of, take
-from keras_graphattn.types import Float, Int, Tensor
+from keras_graphattn.types import Int, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -25,8 +25,7 @@ class Alibi(Bias):
         slopes: The slopes: a positive number, or one for each head. By default 2^(-8 k / N) for
             the heads k = 1 ... N, as published for N a power of 2.
         trainable_slopes: Whether the slopes are learned, as the paper's are not.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 1 by default.
+        **kwargs: Those of every `Bias`.
 
     Weights:
         `log_slopes` of shape (num_heads,).
@@ -72,7 +71,7 @@ class Alibi(Bias):
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class RelativePositions(Bias):
+class RelativePositions(OfOffsets, Bias):
     """b[i, j] is a learned number for the bucket of the distance j - i, for each head (T5).
 
     Half of the buckets of one side are for one distance each, the others for ranges that grow up to
@@ -84,8 +83,7 @@ class RelativePositions(Bias):
             buckets that are for one distance each.
         bidirectional: Whether half of the buckets are for later tokens. If not, all later tokens
             have the bucket of the distance 0, as in T5's decoder, where they are not seen.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 1 by default.
+        **kwargs: Those of every `Bias`.
 
     Weights:
         `buckets` of shape (num_buckets, num_heads).
@@ -121,7 +119,8 @@ class RelativePositions(Bias):
 
     def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
-        self._add_table("buckets", self.num_buckets)
+        shape = (self.num_buckets, self.num_heads)
+        self.buckets = self._add_parameter("buckets", NEAR_ZERO.clone(), shape=shape)
 
     def bucket_of(self, ahead: int) -> int:
         """The bucket of a key that is `ahead` tokens after the query; negative before it."""
@@ -135,36 +134,9 @@ class RelativePositions(Bias):
         share = math.log(distance / exact) / math.log(self.max_distance / exact)
         return first + min(exact + int(share * (side - exact)), side - 1)
 
-    def _of_offsets(
-        self, offsets: Int[Tensor, "..."], parameters: Tensors
-    ) -> Float[Tensor, "N _ ..."]:
-        """The numbers for offsets i - j, of any shape."""
+    def _of_offsets(self, offsets: Int[Tensor, "..."], parameters: Tensors) -> Table:
         farthest = self.max_distance
         buckets = [self.bucket_of(-offset) for offset in range(-farthest, farthest + 1)]
         near = ops.clip(offsets, -farthest, farthest) + farthest
         places = take(constant(np.array(buckets, "int32")), near, axis=0)
         return take(ops.transpose(parameters["buckets"]), places, axis=1)
-
-    def _rows(
-        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
-    ) -> Rows:
-        order = positions_of(length)
-        offsets = ops.cast(positions, "int32")[:, None] - order[None, :]  # (R, T)
-        return self._of_offsets(offsets, parameters)[None]
-
-    def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
-        if not isinstance(length, int) or length == 0:
-            return super()._matrix(length, parameters, inputs)
-        return toeplitz_rows(self._table(length, parameters), 0, length, length)[None]
-
-    def _block_rows(
-        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
-    ) -> Rows:
-        if not isinstance(length, int) or length == 0 or positions.shape[0] is None:
-            return self._rows(positions, length, parameters, inputs)
-        table = self._table(length, parameters)
-        return toeplitz_rows(table, positions[0], positions.shape[0], length)[None]
-
-    def _table(self, length: int, parameters: Tensors) -> Float[Tensor, "N _"]:
-        """The numbers of all offsets of T tokens, (N, 2 T - 1)."""
-        return self._of_offsets(ops.arange(1 - length, length, dtype="int32"), parameters)

@@ -20,8 +20,8 @@ from keras import ops
 
 from keras_graphattn.checks import optional, seed_of, whole
 from keras_graphattn.feature_maps.feature_map import FeatureMap
-from keras_graphattn.numerics.precision import at_least_float32, hidden_logit, larger, largest
-from keras_graphattn.types import Bool, Float, Num, Tensor
+from keras_graphattn.numerics.precision import HIDDEN_LOGIT, at_least_float32, larger, largest
+from keras_graphattn.types import Bool, Float, Tensor
 
 LARGEST_EXPONENT = 60.0  # of a key's feature with the fixed factor
 
@@ -49,36 +49,6 @@ def favor_shift(directions: Float[Tensor, "N H m"]) -> Float[Tensor, "N 1"]:
     """
     longest = largest(ops.sum(ops.square(directions), axis=1), axis=1, keepdims=True)
     return larger(0.5 * longest - LARGEST_EXPONENT, 0.0)
-
-
-def favor_query_features(
-    query: Float[Tensor, "B T N H"], directions: Float[Tensor, "N H m"]
-) -> Float[Tensor, "B T N m"]:
-    """Features of the queries, scaled to a largest feature of 1 per query; Lemma 1 and Eq. 8."""
-    exponents = _exponents(query, directions)
-    return ops.exp(exponents - ops.stop_gradient(largest(exponents, axis=-1, keepdims=True)))
-
-
-def favor_key_features(
-    key: Float[Tensor, "B S N H"],
-    directions: Float[Tensor, "N H m"],
-    mask: Num[Tensor, "B S"] | None = None,
-    fixed_scale: bool = False,
-) -> Float[Tensor, "B S N m"]:
-    """Features of the keys, all with one scale; a mask says which keys count for it.
-
-    The scale is the largest feature of all keys or, with `fixed_scale`, `favor_shift`, which does
-    not depend on keys. It is needed if a mask hides some keys.
-    """
-    exponents = _exponents(key, directions)
-    if fixed_scale:
-        return ops.exp(exponents - favor_shift(ops.cast(directions, exponents.dtype)))
-    if mask is not None:
-        mask = ops.cast(mask, "bool")[:, :, None, None]
-        hidden = ops.cast(hidden_logit(exponents.dtype), exponents.dtype)
-        exponents = ops.where(mask, exponents, hidden)
-    scale = ops.stop_gradient(largest(exponents, axis=(1, 3), keepdims=True))
-    return ops.exp(exponents - scale)
 
 
 def _exponents(
@@ -142,7 +112,8 @@ class Favor(FeatureMap):
         weights: Mapping[str, Float[Tensor, "N H m"]],
         fixed_scale: bool,
     ) -> Float[Tensor, "B T N m"]:
-        return favor_query_features(query, weights["directions"])
+        exponents = _exponents(query, weights["directions"])  # Lemma 1 and Eq. 8
+        return ops.exp(exponents - ops.stop_gradient(largest(exponents, axis=-1, keepdims=True)))
 
     def key_features(
         self,
@@ -151,7 +122,18 @@ class Favor(FeatureMap):
         mask: Bool[Tensor, "B S"] | None,
         fixed_scale: bool,
     ) -> Float[Tensor, "B S N m"]:
-        return favor_key_features(key, weights["directions"], mask, fixed_scale)
+        exponents = _exponents(key, weights["directions"])
+        if fixed_scale:
+            return ops.exp(
+                exponents - favor_shift(ops.cast(weights["directions"], exponents.dtype))
+            )
+        if mask is not None:
+            mask = ops.cast(mask, "bool")[:, :, None, None]
+            exponents = ops.where(mask, exponents, ops.cast(HIDDEN_LOGIT, exponents.dtype))
+        # the largest feature of all keys that count becomes 1
+        return ops.exp(
+            exponents - ops.stop_gradient(largest(exponents, axis=(1, 3), keepdims=True))
+        )
 
     def get_config(self) -> dict[str, int | None]:
         return {"num_features": self._num_features, "seed": self.seed}

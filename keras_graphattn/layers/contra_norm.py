@@ -14,7 +14,6 @@ from keras_graphattn.layers.token_layer import TokenLayer
 from keras_graphattn.numerics.precision import (
     at_least_float32,
     masked_softmax,
-    matmul,
     nan_where,
     new_axes,
     zero_where_masked,
@@ -29,8 +28,8 @@ def pushed_apart(
 ) -> Float[Tensor, "B T d"]:
     """(1 + s) x - s softmax(x x^T) x over the visible tokens, in at least float32."""
     tokens = at_least_float32(tokens)
-    similarity = matmul(tokens, ops.transpose(tokens, (0, 2, 1)))  # (B, T, T)
-    average = matmul(masked_softmax(similarity, visible), tokens)  # (B, T, d)
+    similarity = tokens @ ops.transpose(tokens, (0, 2, 1))  # (B, T, T)
+    average = masked_softmax(similarity, visible) @ tokens  # (B, T, d)
     return (1.0 + scale) * tokens - scale * average
 
 

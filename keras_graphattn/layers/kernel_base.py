@@ -4,6 +4,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn import masks
 from keras_graphattn.checks import seed_of
 from keras_graphattn.feature_maps import FeatureMap
 from keras_graphattn.layers.base import (
@@ -16,7 +17,7 @@ from keras_graphattn.layers.base import (
     is_key_mask,
     key_mask_of,
 )
-from keras_graphattn.masks.mask import Mask, mask_of_call
+from keras_graphattn.masks.mask import Mask
 from keras_graphattn.numerics.custom_gradient import kept_with
 from keras_graphattn.numerics.precision import ALL, new_axes, without_padding
 from keras_graphattn.operators.kernel import KernelOperator
@@ -179,20 +180,22 @@ class KernelLayer(AttentionLayer):
         return self.joined_mask(causal, entries=True), inputs, queries, keys
 
     def joined_mask(self, causal: bool, entries: bool = False) -> Any:
-        """The mask, times a causal mask and times the entries of a call if asked for."""
-        if self.mask is not None:
-            return self.mask.joined(causal, entries)
-        if causal:
-            return kept_with(self, _causal).joined(entries=entries)
-        return kept_with(self, _entries) if entries else None
+        """The mask, times `Causal` and `Entries` if asked for; it shares the mask's weights.
+
+        It is made once, and kept with the mask, or else with the layer.
+        """
+        mask = self.mask
+        causal = causal and not (mask is not None and mask.is_causal)
+        if not causal and not entries:
+            return mask
+        return kept_with(self if mask is None else mask, _joined, causal, entries)
 
 
-def _causal(layer: KernelLayer) -> Mask | None:
-    return mask_of_call(causal=True)
-
-
-def _entries(layer: KernelLayer) -> Mask | None:
-    return mask_of_call(entries=True)
+def _joined(owner: KernelLayer | Mask, causal: bool, entries: bool) -> Mask:
+    factors: list[Any] = ["causal"] if causal else []
+    factors += [owner] if isinstance(owner, Mask) else []
+    factors += ["entries"] if entries else []
+    return masks.Product(factors) if len(factors) > 1 else masks.get(factors[0])
 
 
 def _rows_with_visible_keys(

@@ -3,7 +3,7 @@
 A layer takes a mask as an object, `mask=Exponential(causal=True)`. A mask that needs no argument
 can be given by its name, `mask="causal"`.
 
-A new mask is one file in this folder and one line in `MASKS`.
+A new mask is one file in this folder and one line in `__all__`.
 """
 
 from keras_graphattn.masks.chunked import Causal, Exponential, Segments
@@ -20,26 +20,7 @@ from keras_graphattn.masks.mask import get as get
 from keras_graphattn.masks.product import Product
 from keras_graphattn.masks.toeplitz import BlockToeplitz, Toeplitz
 from keras_graphattn.masks.trees.tree import Tree
-
-MASKS |= {
-    "block_toeplitz": BlockToeplitz,
-    "causal": Causal,
-    "distance_table": DistanceTable,
-    "entries": Entries,
-    "exponential": Exponential,
-    "exponential_positions": ExponentialPositions,
-    "gated_decay": GatedDecay,
-    "graph_diffusion": GraphDiffusion,
-    "graph_random_features": GraphRandomFeatures,
-    "hypercube": Hypercube,
-    "low_rank": LowRank,
-    "product": Product,
-    "random_walk": RandomWalk,
-    "segments": Segments,
-    "stochastic_positions": StochasticPositions,
-    "toeplitz": Toeplitz,
-    "tree": Tree,
-}
+from keras_graphattn.serialization import by_snake_case
 
 __all__ = [
     "BlockToeplitz",
@@ -61,3 +42,5 @@ __all__ = [
     "Toeplitz",
     "Tree",
 ]
+
+MASKS |= by_snake_case(globals()[name] for name in __all__ if name != "Mask")

@@ -50,9 +50,7 @@ from keras_graphattn.masks.mask import (
     in_one_dtype,
 )
 from keras_graphattn.numerics.blocks import cut_into_chunks, first_of
-from keras_graphattn.numerics.interval_sums import sums_behind, sums_between
 from keras_graphattn.numerics.precision import (
-    matmul,
     pad,
     positions_of,
     size_tensor,
@@ -65,6 +63,7 @@ from keras_graphattn.types import Bool, Float, Int, Tensor
 CHUNK = 64  # tokens in a chunk
 CHUNK_TWO_SIDED = 128  # if later tokens count too: then there are twice as many sums
 GROUP = 64  # most chunks of which all pairs are computed at once
+PART = 64  # numbers of which all pairs are added at once
 GROUP_OF_OPEN = 8  # chunks of a group if their number is not known before the run
 
 Chunks = Float[Tensor, "B N C c _"]
@@ -248,7 +247,7 @@ def attention_by_form(
         runs = cut_into_chunks(runs[:, None], chunk_size, -1)[:, 0]  # (B, C, c)
     if gates is not None:
         gates = cut_into_chunks(gates, chunk_size)  # (B, N, C, c)
-    outputs = matmul(_masked(matmul(query, ops.swapaxes(key, -1, -2)), runs, form, gates), x)
+    outputs = _masked(query @ ops.swapaxes(key, -1, -2), runs, form, gates) @ x
     outputs = outputs + _outside(query, key, x, runs, form.decay, gates, state=state)
     if not form.causal:
         outputs = outputs + _outside(query, key, x, runs, form.decay, reverse=True)
@@ -355,7 +354,7 @@ def _outside(
         behind_chunk = sums_between(gates, order + 1, order[-1:] + 1)  # (B, N, C, 1, c)
         key = key * ops.swapaxes(ops.exp(behind_chunk), -1, -2)
     decays = 1 if decay is None else decay.rates.shape[1]
-    updates = matmul(ops.swapaxes(key, -1, -2), x)  # (B, N, C, R m, D)
+    updates = ops.swapaxes(key, -1, -2) @ x  # (B, N, C, R m, D)
     features = updates.shape[3]
     if state is not None:
         sums = ops.cast(state.sums, x.dtype)[:, :, None]
@@ -382,13 +381,13 @@ def _outside(
     sums = ops.reshape(ops.transpose(sums, (0, 1, 3, 2, 4)), shape)
     sums = sums if state is None else sums[:, :, 1:]
     if decay is None:
-        outputs = matmul(query, sums)
+        outputs = query @ sums
     elif decays > 1:
-        outputs = matmul(decay.times(query, size - to_edge, weighted=True), sums)
+        outputs = decay.times(query, size - to_edge, weighted=True) @ sums
     else:
         # One exponential is a factor for each row. On the product, it can be fused with the sum
         # that follows, in one pass over memory.
-        outputs = decay.times(matmul(query, sums), size - to_edge, weighted=True)
+        outputs = decay.times(query @ sums, size - to_edge, weighted=True)
     if gates is not None:
         outputs = outputs * ops.exp(sums_between(gates, order[:1], order + 1))
     return outputs if reached is None else outputs * reached
@@ -444,11 +443,11 @@ def _sums_before(
         return decayed * ops.cast(same, dtype)[:, None, None]
 
     order = positions_of(size)
-    sums = matmul(factors(order + 1, order, target, source), updates)
+    sums = factors(order + 1, order, target, source) @ updates
     if is_cut:  # and the sum before each group, which comes from the sums of whole groups
         last = None if source is None else source[:, :, -1:]
         first = None if target is None else target[:, :, :1]
-        totals = matmul(factors(order + 1, order[-1:] + 1, last, source), updates)
+        totals = factors(order + 1, order[-1:] + 1, last, source) @ updates
         ends, starts = (x if x is None else x[:, :, 0] for x in (last, first))
         group_decay = ops.sum(log_decay, axis=-1) if varies else None
         if log_decay is not None and not varies:
@@ -464,6 +463,52 @@ def _without_chunks(x: Float[Tensor, "... C c F"]) -> Float[Tensor, "... T F"]:
     *others, chunks, size, width = ops.shape(x)
     length = chunks * size if isinstance(chunks, int) else -1  # an empty batch has no -1
     return ops.reshape(x, (*others, length, width))
+
+
+# Sums over intervals of numbers of one sign add only the numbers of the interval: the difference of
+# two cumulative sums loses the digits of a short one.
+
+
+def sums_between(
+    numbers: Float[Tensor, "... c"], first: Int[Tensor, " columns"], behind: Int[Tensor, " rows"]
+) -> Float[Tensor, "... rows columns"]:
+    """The sums of `numbers[k]` over first <= k < behind, for all pairs; 0 for empty intervals.
+
+    Example:
+
+    >>> order = keras.ops.arange(3, dtype="int32")
+    >>> sums = sums_between(np.array([1.0, 2.0, 4.0], "float32"), order, order + 1)
+    >>> keras.ops.convert_to_numpy(sums).tolist()
+    [[1.0, 0.0, 0.0], [3.0, 2.0, 0.0], [7.0, 6.0, 4.0]]
+    """
+    numbers = ops.convert_to_tensor(numbers)
+    order = positions_of(ops.shape(numbers)[-1])
+    before = ops.cast(order[None, :] < behind[:, None], numbers.dtype)  # (rows, c)
+    after = ops.cast(order[:, None] >= first[None, :], numbers.dtype)  # (c, columns)
+    return numbers[..., None, :] * before @ after
+
+
+def sums_behind(numbers: Float[Tensor, "B N R T"]) -> Float[Tensor, "B N R T"]:
+    """The sum of all numbers after each one, along the last axis, in O(T) for each row.
+
+    Example:
+
+    >>> sums = sums_behind(np.array([1.0, 2.0, 4.0], "float32").reshape((1, 1, 1, 3)))
+    >>> keras.ops.convert_to_numpy(sums).ravel().tolist()
+    [6.0, 4.0, 0.0]
+    """
+    numbers = ops.convert_to_tensor(numbers)
+    batch, heads, rows, length = ops.shape(numbers)
+    parts = cut_into_chunks(ops.reshape(numbers, (batch, heads * rows, length)), PART)
+    sums = _behind(parts) + _behind(ops.sum(parts, axis=-1))[..., None]  # (B, N R, parts, PART)
+    sums = first_of(ops.reshape(sums, (batch, heads * rows, -1)), length, axis=2)
+    return ops.reshape(sums, (batch, heads, rows, length))
+
+
+def _behind(numbers: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
+    """`sums_behind` by the matrix of all pairs."""
+    order = positions_of(ops.shape(numbers)[-1])
+    return numbers @ ops.cast(order[:, None] > order[None, :], numbers.dtype)
 
 
 class ChunkedMask(Mask):
@@ -599,8 +644,7 @@ class Exponential(ChunkedMask):
             (num_heads, num_decays). By default 2^(-8 k / (N R)) for k = 1 ... N R, where k counts
             the rates of the first head, then of the second, and so on. With one decay these are
             ALiBi's slopes.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+        **kwargs: Those of every `Mask`.
 
     Weights:
         `log_rates` and, with several decays, `log_weights`, of shape (num_heads, num_decays). The

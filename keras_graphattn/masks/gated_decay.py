@@ -15,7 +15,6 @@ from keras_graphattn.numerics.precision import (
     at_least_float32,
     in_one_dtype,
     larger,
-    matmul,
     without_padding,
 )
 from keras_graphattn.types import Bool, Float, Tensor
@@ -89,7 +88,8 @@ class GatedDecay(ChunkedMask):
                 )
             initial_memory = memory
         self.initial_memory: Any = initial_memory
-        self.gates = Gates(name="gates", dtype=self.dtype_policy, trainable=self.trainable)
+        # a layer of its own: its weights learn like those of other projections
+        self.gates = keras.Layer(name="gates", dtype=self.dtype_policy, trainable=self.trainable)
 
     def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
@@ -103,15 +103,24 @@ class GatedDecay(ChunkedMask):
         """A call brings the gates, so the matrix needs no weights."""
 
     def build_reader(self, tokens_shape: Shape) -> None:
-        if not self.gates.built:
-            self.gates.initial_logits = self._initial_logits
-            self.gates.build(tuple(tokens_shape))
-            move(self.gates, self)
+        gates, shape, start = self.gates, (tokens_shape[-1], self.num_heads), self._initial_logits
+        if not gates.built:
+            gates.kernel = gates.add_weight(shape, "glorot_uniform", name="kernel", autocast=False)
+            gates.bias = gates.add_weight(
+                start.shape,
+                lambda shape, dtype: ops.convert_to_tensor(start, dtype=dtype),
+                name="bias",
+                autocast=False,
+            )
+            gates.built = True
+            move(gates, self)
 
     def inputs_of_tokens(
         self, tokens: Float[Tensor, "B T d"], kept: Bool[Tensor, "B T"] | None
     ) -> Tensors:
-        return {"log_gates": without_padding(self.gates.log_gates(tokens), kept)}
+        parts = (tokens, self.gates.kernel.value, self.gates.bias.value)
+        tokens, kernel, bias = in_one_dtype(*map(at_least_float32, parts))
+        return {"log_gates": without_padding(ops.log_sigmoid(tokens @ kernel + bias), kept)}
 
     def empty_inputs(self, batch_size: int, length: int, num_heads: int) -> Tensors:
         dtype = "float64" if self.compute_dtype == "float64" else "float32"
@@ -119,35 +128,3 @@ class GatedDecay(ChunkedMask):
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         return Form(causal=True, log_gates=larger(inputs["log_gates"], CLOSED))
-
-
-class Gates(keras.layers.Layer):  # type: ignore[misc]
-    """The weights of the gates.
-
-    Weights:
-        `kernel` of shape (d, num_heads) and `bias` of shape (num_heads,).
-    """
-
-    initial_logits: np.ndarray  # the start of the bias
-
-    def build(self, tokens_shape: Shape) -> None:
-        """Makes the weights for tokens (B, T, d)."""
-        start = self.initial_logits
-        self.kernel = self.add_weight(
-            name="kernel",
-            shape=(tokens_shape[-1], len(start)),
-            initializer="glorot_uniform",
-            autocast=False,
-        )
-        self.bias = self.add_weight(
-            name="bias",
-            shape=start.shape,
-            initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype=dtype),
-            autocast=False,
-        )
-
-    def log_gates(self, tokens: Float[Tensor, "B T d"]) -> Float[Tensor, "B T N"]:
-        """log sigmoid(W x + b), in at least float32."""
-        parts = (at_least_float32(x) for x in (tokens, self.kernel.value, self.bias.value))
-        tokens, kernel, bias = in_one_dtype(*parts)
-        return ops.log_sigmoid(matmul(tokens, kernel) + bias)

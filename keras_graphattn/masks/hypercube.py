@@ -94,8 +94,7 @@ class Hypercube(TopologyMask):
         initial_time: Start value of t, a positive number or one per head.
         dimension: d. If given, every bit of the position has its own learned time. By default all
             bits share one time per head, at any length that is a power of 2.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+        **kwargs: Those of every `Mask`.
 
     Weights:
         `log_time` of shape (num_heads,), or (dimension, num_heads), lowest bit first.

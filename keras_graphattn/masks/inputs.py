@@ -7,6 +7,7 @@ within its own example, and finds the examples with a wrong entry. Their results
 of other examples do not change.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,27 +73,6 @@ class SegmentIds(CallInput):
             return {"segment_ids": ops.cast(ids, "int32")}, []
         ids, right = bounded_ids(ids, INT32[0], INT32[1] + 1)
         return {"segment_ids": ids}, [ops.logical_not(right)]
-
-
-class Walks(CallInput):
-    """The nodes of some walks from each node; -1 after the end of a walk."""
-
-    def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
-        walks = inputs["walks"]
-        count = walks.shape[1]
-        place = _first(_outside(walks, -1, count - 1))
-        if place:
-            example, node, walk, step = place
-            raise ValueError(
-                f"`walks` of example {example}: step {step} of walk {walk} from node {node} is at "
-                f"node {walks[place]}, but there are {count} nodes. Nodes are numbered within the "
-                "example, from 0; -1 fills the steps after the end of a walk."
-            )
-        return True
-
-    def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
-        walks, right = bounded_ids(inputs["walks"], -1, length)
-        return {"walks": walks}, [ops.logical_not(right)]
 
 
 class Parents(CallInput):
@@ -210,123 +190,105 @@ class Edges(CallInput):
         return bounded, [*wrong, conflict]
 
 
-class LogGates(CallInput):
-    """Logarithms of gates between 0 and 1; minus infinity is a gate of 0."""
+class Ids(CallInput):
+    """Integers from `least` on, and below a number that `below` makes of a length and a limit."""
+
+    def __init__(
+        self,
+        name: str,
+        least: int,
+        below: Callable[[Any, int | None], Any],
+        message: str,
+        *shapes: str,
+        harmless: int | None = None,
+    ) -> None:
+        super().__init__(*shapes, is_integer=True, harmless=harmless)
+        self.name, self.least, self.below, self.message = name, least, below, message
 
     def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
-        gates = inputs["log_gates"]
-        place = _first(~(gates <= 0.0))
+        ids = inputs[self.name]
+        below = self.below(ids.shape[1], limit)
+        place = _first(_outside(ids, self.least, below - 1))
         if place:
-            raise ValueError(
-                f"`log_gates` of example {place[0]}: token {place[1]} has {gates[place]:g} in head "
-                f"{place[2]}, but logarithms of gates must be at most 0. Use ops.log_sigmoid."
-            )
+            example, *entry = place
+            words = {"at": tuple(entry), "id": ids[place], "below": below, "most": below - 1}
+            message = self.message.format(*entry, **words)
+            raise ValueError(f"`{self.name}` of example {example}: {message}")
         return True
 
     def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
-        gates = inputs["log_gates"]  # TensorFlow makes `not (x <= 0)` x > 0, which NaN is not
-        return {}, [ops.logical_or(gates > 0.0, ops.isnan(gates))]
+        ids, right = bounded_ids(inputs[self.name], self.least, self.below(length, limit))
+        return {self.name: ids}, [ops.logical_not(right)]
 
 
-class EntriesOfCall(CallInput):
-    """A matrix of factors, for all examples or for each."""
+class Numbers(CallInput):
+    """Numbers that are right or wrong by themselves: `is_right` takes arrays and tensors."""
 
-    def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
-        entries = inputs["entries"]
-        if entries.dtype.kind not in "iuf":
-            return True
-        place = _first(~((entries >= 0) & (entries < np.inf)))
-        if place:
-            of = f" of example {place[0]}" if len(place) > 2 else ""
-            raise ValueError(
-                f"`entries`{of}: the entry at {place[max(len(place) - 3, 0) :]} is "
-                f"{entries[place]}. Factors of a mask must be finite and not negative."
-            )
-        return True
-
-    def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
-        entries = inputs["entries"]
-        if dtype_name(entries.dtype) == "bool":
-            return {}, []
-        right = ops.logical_and(entries >= 0, entries < float("inf"))
-        entries = ops.where(right, entries, ops.zeros_like(entries))
-        right = right[None] if len(entries.shape) == 2 else right  # one matrix for all examples
-        return {"entries": entries}, [ops.logical_not(right)]
-
-
-class Distances(CallInput):
-    """Distances of nodes; -1 without a path, -2 for pairs with a virtual node."""
-
-    def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
-        distances = inputs["distances"]
-        place = _first(_outside(distances, -2, INT32[1]))
-        if place:
-            raise ValueError(
-                f"`distances` of example {place[0]}: the entry at {place[1:]} is "
-                f"{distances[place]}. Distances are numbers of edges; -1 marks a pair without a "
-                "path, -2 a pair with a virtual node."
-            )
-        return True
-
-    def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
-        distances, right = bounded_ids(inputs["distances"], -2, INT32[1])
-        return {"distances": distances}, [ops.logical_not(right)]
-
-
-class Paths(CallInput):
-    """The types of the edges on a path between two nodes; -1 after its end."""
-
-    def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
-        paths, most = inputs["paths"], INT32[1] if limit is None else limit - 1
-        place = _first(_outside(paths, -1, most))
-        if place:
-            raise ValueError(
-                f"`paths` of example {place[0]}: the entry at {place[1:]} is {paths[place]}, but "
-                f"types of edges are numbers from 0 to {most}; -1 fills the places after the end "
-                "of a path."
-            )
-        return True
-
-    def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
-        paths, right = bounded_ids(inputs["paths"], -1, INT32[1] if limit is None else limit)
-        return {"paths": paths}, [ops.logical_not(right)]
-
-
-class FiniteNumbers(CallInput):
-    """Finite numbers."""
-
-    def __init__(self, name: str, *shapes: str) -> None:
+    def __init__(
+        self, name: str, is_right: Callable[[Any], Any], message: str, *shapes: str
+    ) -> None:
         super().__init__(*shapes)
-        self.name = name
+        self.name, self.is_right, self.message = name, is_right, message
 
     def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
         numbers = inputs[self.name]
-        place = _first(~np.isfinite(numbers)) if numbers.dtype.kind == "f" else None
+        place = _first(~self.is_right(numbers))
         if place:
+            of_all = len(place) == 2  # one matrix for all examples
+            entry = place if of_all else place[1:]
+            message = self.message.format(*entry, at=entry, number=numbers[place])
             raise ValueError(
-                f"`{self.name}` of example {place[0]}: the entry at {place[1:]} is "
-                f"{numbers[place]}. The numbers must be finite."
+                f"`{self.name}`{'' if of_all else f' of example {place[0]}'}: {message}"
             )
         return True
 
     def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
         numbers = inputs[self.name]
-        right = ops.isfinite(numbers)
-        return {self.name: ops.where(right, numbers, ops.zeros_like(numbers))}, [
-            ops.logical_not(right)
-        ]
+        right = self.is_right(numbers)
+        numbers = ops.where(right, numbers, ops.zeros_like(numbers))
+        right = right[None] if len(numbers.shape) == 2 else right
+        return {self.name: numbers}, [ops.logical_not(right)]
 
 
 INPUTS: dict[str, CallInput] = {
     "segment_ids": SegmentIds("B T", is_integer=True, harmless=-1),
-    "walks": Walks("B T _ _", is_integer=True, harmless=-1),
+    "walks": Ids(
+        *("walks", -1, lambda length, limit: length),
+        "step {2} of walk {1} from node {0} is at node {id}, but there are {below} nodes. Nodes "
+        "are numbered within the example, from 0; -1 fills the steps after the end of a walk.",
+        "B T _ _",
+        harmless=-1,
+    ),
     "parents": Parents("B T", is_integer=True, harmless=-1),
-    "entries": EntriesOfCall("T T", "B? T T", "B? N? T T"),
-    "log_gates": LogGates("B T N", harmless=0),
+    "entries": Numbers(
+        *("entries", lambda x: (x >= 0) & (x < np.inf)),
+        "the entry at {at} is {number}. Factors of a mask must be finite and not negative.",
+        *("T T", "B? T T", "B? N? T T"),
+    ),
+    "log_gates": Numbers(
+        *("log_gates", lambda x: (x >= -np.inf) & (x <= 0.0)),
+        "token {0} has {number:g} in head {1}, but logarithms of gates must be at most 0. Use "
+        "ops.log_sigmoid.",
+        "B T N",
+    ),
     "edges": Edges("B E 2", is_integer=True, harmless=-1),
-    "distances": Distances("B T T", is_integer=True),
-    "paths": Paths("B T T _", is_integer=True),
-    "walk_probabilities": FiniteNumbers("walk_probabilities", "B T T _"),
+    "distances": Ids(
+        *("distances", -2, lambda length, limit: INT32[1]),
+        "the entry at {at} is {id}. Distances are numbers of edges; -1 marks a pair without a "
+        "path, -2 a pair with a virtual node.",
+        "B T T",
+    ),
+    "paths": Ids(
+        *("paths", -1, lambda length, limit: limit or INT32[1]),
+        "the entry at {at} is {id}, but types of edges are numbers from 0 to {most}; -1 fills the "
+        "places after the end of a path.",
+        "B T T _",
+    ),
+    "walk_probabilities": Numbers(
+        *("walk_probabilities", lambda x: (x > -np.inf) & (x < np.inf)),
+        "the entry at {at} is {number}. The numbers must be finite.",
+        "B T T _",
+    ),
     "edge_weights": CallInput("B E", harmless=1),  # `edges` and `parents` check them
     "edge_features": CallInput("B E F", harmless=0),  # `edges` check them
 }

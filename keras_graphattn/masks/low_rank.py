@@ -69,8 +69,7 @@ class LowRank(Factored):
     Args:
         rank: Rank of the mask, at least 1.
         length: Largest number of tokens. Shorter sequences use the first rows of the table.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+        **kwargs: Those of every `Mask`.
 
     Weights:
         `log_left` and `log_right`, of shape (num_heads, length, rank). They start near M = 1.
@@ -88,7 +87,6 @@ class LowRank(Factored):
     """
 
     _settings = ("rank", "length")
-    _parameter_names = ("log_left", "log_right")
 
     def __init__(self, rank: int, length: int, **kwargs: Unpack[MaskOptions]) -> None:
         super().__init__(**kwargs)
@@ -100,8 +98,8 @@ class LowRank(Factored):
         start = keras.initializers.RandomNormal(-0.5 * math.log(self.rank), 0.1)
         shape = (self.num_heads, self.length, self.rank)
         self.log_left, self.log_right = (
-            self.add_weight(name=name, shape=shape, initializer=start.clone(), autocast=False)
-            for name in self._parameter_names
+            self._add_parameter(name, start.clone(), shape=shape)
+            for name in ("log_left", "log_right")
         )
 
     def factors(self, length: Length, parameters: Tensors) -> Factors:
@@ -127,8 +125,7 @@ class ExponentialPositions(Factored):
         num_features: Number of directions, at least 1: the rank of the mask.
         seed: Seed of the directions and of the start of the vectors. By default it is drawn. The
             draw follows `keras.utils.set_random_seed` and is kept in the configuration.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+        **kwargs: Those of every `Mask`.
 
     Weights:
         `left_positions` (mu) and `right_positions` (nu), of shape (num_heads, length,
@@ -198,8 +195,7 @@ class StochasticPositions(Factored):
         trainable_frequencies: Whether the frequencies are learned; the draw is their start value.
         seed: Seed of the frequencies. By default it is drawn. The draw follows
             `keras.utils.set_random_seed` and is kept in the configuration.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+        **kwargs: Those of every `Mask`.
 
     Weights:
         `frequencies` (per token, log-uniform between 1/2 and 1/4096), `gain_logits` and `phases`,

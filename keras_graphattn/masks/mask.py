@@ -31,6 +31,7 @@ from keras_graphattn.checks import (
 )
 from keras_graphattn.coefficient_rate import MASK_MULTIPLIER, CoefficientRate
 from keras_graphattn.keras_internals import move, walk
+from keras_graphattn.masks.graphs.edges import Graph, graph_config
 from keras_graphattn.masks.inputs import (
     Arrays,
     Flags,
@@ -48,7 +49,6 @@ from keras_graphattn.masks.inputs import (
     tensors_of,
 )
 from keras_graphattn.numerics.blocks import map_in_turn, map_query_blocks
-from keras_graphattn.numerics.custom_gradient import kept_with
 from keras_graphattn.numerics.precision import constant, pad, positions_of, size_tensor, take
 from keras_graphattn.operators.kernel import masked_scores
 from keras_graphattn.serialization import resolve
@@ -231,17 +231,14 @@ class PairMatrix(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
             ) from None
 
     def _add_parameter(
-        self, name: str, start: np.ndarray, trainable: bool = True
+        self, name: str, start: Any, trainable: bool = True, shape: tuple[int, ...] | None = None
     ) -> keras.Variable:
-        """A weight with these start values."""
+        """A weight with these start values or, with a shape, those of an initializer."""
         self._parameter_names = (*self._parameter_names, name)
-        return self.add_weight(
-            name=name,
-            shape=start.shape,
-            initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype=dtype),
-            trainable=trainable,
-            autocast=False,
-        )
+        if shape is None:
+            shape, values = start.shape, start
+            start = lambda shape, dtype: ops.convert_to_tensor(values, dtype=dtype)  # noqa: E731
+        return self.add_weight(shape, start, name=name, trainable=trainable, autocast=False)
 
     def _weights(self, *names: str) -> Tensors:
         """Some of the weights as tensors of at least float32."""
@@ -450,6 +447,10 @@ class Mask(PairMatrix):
     `_rows`. For its own path it also writes `_signal`, and `_attend` if attention has a better
     form than Algorithm 1. These methods take tensors as those of `PairMatrix` do.
 
+    Args:
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+
     Attributes:
         paths: The ways to compute: "dense" forms M, "blockwise" forms some query rows of M at a
             time, the others never form M. The path for long sequences is the last.
@@ -655,16 +656,6 @@ class Mask(PairMatrix):
         """
         raise self._no_state()
 
-    # For layers
-
-    def joined(self, causal: bool = False, entries: bool = False) -> "Mask":
-        """The mask, times `Causal` and `Entries` if asked for; it shares the mask's weights.
-
-        It is made once and kept with the mask.
-        """
-        mask = self if self.is_causal or not causal else kept_with(self, _times_causal)
-        return kept_with(mask, _times_entries) if entries else mask
-
     # The steps of a call
 
     def _product(self, path: str, tokens: Operands, prepared: Prepared) -> Signal:
@@ -745,6 +736,13 @@ class TopologyMask(Mask):
     num_nodes: int | None = None  # known if the topology is given once
     seed: int | None = None  # of the walks that the mask has drawn
     _topology: tuple[str, str] = ("graph", "edges")  # the arguments that give it: once, each call
+    _adjacency: Graph | None = None  # of a graph that is given once
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        if self._adjacency is not None:
+            return config | graph_config(self._adjacency)
+        return config | ({"edge_weights": True} if "edge_weights" in self.inputs_at_call else {})
 
     def save_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
         super().save_own_variables(store)
@@ -873,21 +871,6 @@ def get(mask: Any) -> Mask:
             "hide pairs, call the layer with attention_mask=matrix."
         )
     return resolve("mask", mask, Mask, MASKS)
-
-
-def mask_of_call(causal: bool = False, entries: bool = False) -> Mask | None:
-    """`Mask.joined` where there is no mask: a new `Causal`, `Entries`, their product, or `None`."""
-    if causal:
-        return get("causal").joined(entries=entries)
-    return get("entries") if entries else None
-
-
-def _times_causal(mask: Mask) -> Mask:
-    return MASKS["product"](["causal", mask])
-
-
-def _times_entries(mask: Mask) -> Mask:
-    return MASKS["product"]([mask, "entries"])
 
 
 def widest_dtype(tensors: Iterable[Tensor], policy: str = "float32") -> str:

@@ -43,8 +43,7 @@ class Product(Composed, ChunkedMask):
     Args:
         masks: Two or more masks, or names of masks that need no argument. A product among them is
             replaced by its factors.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+        **kwargs: Those of every `Mask`.
 
     Raises:
         ValueError: For fewer than two masks, for anything that is not a mask, for two factors that

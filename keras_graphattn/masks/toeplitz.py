@@ -39,6 +39,7 @@ from keras_graphattn.masks.mask import (
     DENSE_LIMIT,
     Mask,
     MaskOptions,
+    PairMatrix,
     Positions,
     Rows,
     Shape,
@@ -312,6 +313,37 @@ def block_toeplitz_rows(
     return ops.reshape(blocks, (-1, lines * size, math.prod(grid_shape)))
 
 
+class OfOffsets(PairMatrix):
+    """Base of matrices whose entries depend on i - j: a subclass writes `_of_offsets`."""
+
+    def _of_offsets(self, offsets: Int[Tensor, "..."], parameters: Tensors) -> Table:
+        """The numbers (1 or N, ...) of offsets i - j of any shape."""
+        raise NotImplementedError(f"{type(self).__name__} must write `_of_offsets`.")
+
+    def _table(self, length: int, parameters: Tensors) -> Table:
+        """The numbers of the offsets of at least `length` tokens, (N, 2 T - 1)."""
+        return self._of_offsets(ops.arange(1 - length, length, dtype="int32"), parameters)
+
+    def _rows(
+        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
+    ) -> Rows:
+        offsets = ops.cast(positions, "int32")[:, None] - positions_of(length)[None]  # (R, T)
+        return self._of_offsets(offsets, parameters)[None]
+
+    def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
+        if not isinstance(length, int) or length == 0:
+            return super()._matrix(length, parameters, inputs)
+        return toeplitz_rows(self._table(length, parameters), 0, length, length)[None]
+
+    def _block_rows(
+        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
+    ) -> Rows:
+        if not isinstance(length, int) or length == 0 or positions.shape[0] is None:
+            return self._rows(positions, length, parameters, inputs)
+        table = self._table(length, parameters)
+        return toeplitz_rows(table, positions[0], positions.shape[0], length)[None]
+
+
 class FourierMask(Mask):
     """Base of masks whose path "fft" convolves a table of factors with the tokens."""
 
@@ -346,7 +378,7 @@ class FourierMask(Mask):
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class Toeplitz(FourierMask):
+class Toeplitz(OfOffsets, FourierMask):
     """M[i, j] = exp(b[i - j]): relative positions, with a learned table b per head.
 
     The path "fft" uses one transform of the sequence, O(n log n). Its error is 1e-7 of the largest
@@ -358,8 +390,7 @@ class Toeplitz(FourierMask):
         causal: Whether M[i, j] = 0 for j > i.
         initial_slopes: With `None`, b starts at 0 and every factor at 1. With a number, or one per
             head, b starts at minus the slope times the distance. `"alibi"` uses ALiBi's slopes.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+        **kwargs: Those of every `Mask`.
 
     Weights:
         `log_factors`, of shape (num_heads, 2 max_length - 1) for the offsets from
@@ -430,36 +461,23 @@ class Toeplitz(FourierMask):
             factors = pad(factors, ((0, 0), (self.max_length - 1, 0)))
         return {"table": factors}
 
-    def _rows(
-        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
-    ) -> Rows:
-        order = positions_of(length)
-        offsets = ops.cast(positions, "int32")[:, None] - order[None, :]  # (R, T)
-        return take(parameters["table"], offsets + (self.max_length - 1), axis=1)[None]
+    def _of_offsets(self, offsets: Int[Tensor, "..."], parameters: Tensors) -> Table:
+        return take(parameters["table"], offsets + (self.max_length - 1), axis=1)
 
-    def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
-        if not isinstance(length, int):
-            return super()._matrix(length, parameters, inputs)
-        return toeplitz_rows(parameters["table"], 0, length, length)[None]
-
-    def _block_rows(
-        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
-    ) -> Rows:
-        if not isinstance(length, int) or positions.shape[0] is None:
-            return self._rows(positions, length, parameters, inputs)
-        return toeplitz_rows(parameters["table"], positions[0], positions.shape[0], length)[None]
+    def _table(self, length: int, parameters: Tensors) -> Table:
+        return parameters["table"]
 
     def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
-        table = self._table(x, parameters)
+        table = self._middle(x, parameters)
         if self._in_tiles:
             return tiled_toeplitz_product(table, x)
         return _by_one_transform(table, x, (x.shape[1],))
 
     def _causal_signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
-        past = self._table(x, parameters)[:, x.shape[1] - 1 :]  # (N, T)
+        past = self._middle(x, parameters)[:, x.shape[1] - 1 :]  # (N, T)
         return tiled_toeplitz_product(pad(past, ((0, 0), (x.shape[1] - 1, 0))), x)
 
-    def _table(self, x: Signal, parameters: Tensors) -> Float[Tensor, "N _"]:
+    def _middle(self, x: Signal, parameters: Tensors) -> Float[Tensor, "N _"]:
         """The middle of the table, (N, 2 T - 1): all offsets of T tokens."""
         length = x.shape[1]
         if not isinstance(length, int):
@@ -494,8 +512,7 @@ class BlockToeplitz(FourierMask):
         num_prefix_tokens: Number of tokens before the grid.
         form: `"offsets"` learns a factor for each offset. `"distance"` learns a factor for each
             |i_1 - j_1| + ... + |i_d - j_d|.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+        **kwargs: Those of every `Mask`.
 
     Attributes:
         length: Number of tokens, prefix tokens included.

@@ -190,11 +190,6 @@ def number_of_blocks(length: Size, block_size: int) -> Size:
     return (length + block_size - 1) // block_size
 
 
-def rows_missing(length: Size, block_size: int) -> Size:
-    """How many rows fill up the last block."""
-    return number_of_blocks(length, block_size) * block_size - length
-
-
 def cut_rows(length: Size, block_size: int) -> Int[Tensor, "_ _"]:
     """The positions 0, 1, ... of each block's rows, beyond `length` in the last: (count, block)."""
     count = number_of_blocks(length, block_size)
@@ -205,7 +200,7 @@ def cut_into_blocks(x: Num[Tensor, "B T ..."], block_size: int) -> Num[Tensor, "
     """(B, T, ...) -> (count, B, block_size, ...), filled up with zeros."""
     batch, length, *others = ops.shape(x)
     count = number_of_blocks(length, block_size)
-    missing = rows_missing(length, block_size)
+    missing = count * block_size - length
     if not (isinstance(missing, int) and missing == 0):
         zeros = ops.zeros((batch, missing, *others), dtype=x.dtype)
         x = ops.concatenate([x, zeros], axis=1)
@@ -225,14 +220,15 @@ def cut_into_chunks(
 ) -> Num[Tensor, "B N _ ..."]:
     """(B, N, T, ...) -> (B, N, count, size, ...), filled up at the end."""
     batch, heads, length, *others = ops.shape(x)
-    missing = rows_missing(length, size)
+    count = number_of_blocks(length, size)
+    missing = count * size - length
     most = missing if isinstance(missing, int) else 2 * size
     if most:
         widths = ((0, 0), (0, 0), (0, most), *((0, 0) for _ in others))
         x = pad(x, widths, fill)
     if not isinstance(missing, int):
         x = first_of(x, length + missing, axis=2)
-    return ops.reshape(x, (batch, heads, number_of_blocks(length, size), size, *others))
+    return ops.reshape(x, (batch, heads, count, size, *others))
 
 
 def first_of(x: Num[Tensor, "..."], count: Size, axis: int) -> Num[Tensor, "..."]:

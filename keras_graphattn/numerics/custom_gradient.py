@@ -52,17 +52,17 @@ def _compiled(
     return compiled
 
 
-def kept_with(owner: object, make: Callable[..., Any]) -> Any:
-    """The result of the first `make(owner)`, kept as long as `owner` lives.
+def kept_with(owner: object, make: Callable[..., Any], *settings: Hashable) -> Any:
+    """The result of the first `make(owner, *settings)`, kept as long as `owner` lives.
 
     Results that torch makes while it traces are not kept.
     """
     kept = owner.__dict__.get("_kept", {})
-    if make in kept:
-        return kept[make]
-    result = make(owner)
+    if (make, *settings) in kept:
+        return kept[make, *settings]
+    result = make(owner, *settings)
     if not traced_by_torch():
-        owner.__dict__["_kept"] = {**kept, make: result}
+        owner.__dict__["_kept"] = {**kept, (make, *settings): result}
     return result
 
 

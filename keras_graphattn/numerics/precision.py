@@ -26,7 +26,7 @@ Index = tuple[Any, ...]
 ALL = slice(None)  # `x[:, None]` is `new_axes(x, (ALL, None))`
 
 _LARGEST_FLOAT16 = 65504.0
-_LARGE_NEGATIVE = -1e30  # for scores of at least float32
+HIDDEN_LOGIT = -1e30  # of an entry that a mask hides: finite, and in a softmax its weight is 0
 
 
 def _expanded(x: Num[Tensor, "..."], index: Index) -> Num[Tensor, "..."]:
@@ -107,11 +107,6 @@ def order_of(x: Int[Tensor, "..."], axis: int) -> Int[Tensor, "..."]:
         if torch.onnx.is_in_onnx_export():  # that of ONNX is stable
             return torch.topk(x, x.shape[axis], dim=axis, largest=False).indices
     return ops.argsort(x, axis=axis)
-
-
-def matmul(first: Num[Tensor, "... i j"], second: Num[Tensor, "... j k"]) -> Num[Tensor, "... i k"]:
-    """The product of matrices."""
-    return first @ second
 
 
 def tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -200,43 +195,30 @@ def finite_scores(scores: Num[Tensor, "..."]) -> Float[Tensor, "..."]:
     return ops.clip(scores, -_LARGEST_FLOAT16, _LARGEST_FLOAT16) if is_half else scores
 
 
-def hidden_logit(dtype: object = "float32") -> float:
-    """The finite logit of an entry that a mask hides: in a softmax its weight is 0."""
-    if dtype_name(dtype) not in ("float32", "float64"):
-        raise ValueError(f"`dtype` of logits must be float32 or float64. Received: dtype={dtype!r}")
-    return _LARGE_NEGATIVE
-
-
 def masked_softmax(
-    scores: Num[Tensor, "..."],
-    mask: Num[Tensor, "..."] | None = None,
-    axis: int | tuple[int, ...] = -1,
+    scores: Num[Tensor, "..."], mask: Num[Tensor, "..."] | None = None, axis: int = -1
 ) -> Float[Tensor, "..."]:
-    """Softmax over the entries that a mask keeps, in float32 inside, over one axis or several.
+    """Softmax over the entries that a mask keeps, in float32 inside.
 
     Masked entries are exactly 0. If a whole slice is masked, all of it is 0.
     """
-    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     dtype = scores.dtype
     scores = finite_scores(scores)
     if mask is not None:
         mask = ops.cast(mask, "bool")
-        scores = ops.where(mask, scores, ops.cast(_LARGE_NEGATIVE, scores.dtype))
+        scores = ops.where(mask, scores, ops.cast(HIDDEN_LOGIT, scores.dtype))
     *others, last = scores.shape
-    is_last = len(axes) == 1 and axes[0] in (-1, len(others))
+    is_last = axis in (-1, len(others))
     is_known = bool(others) and set(map(type, scores.shape)) == {int}
     if backend.backend() == "torch" and is_last and is_known and last < 16:
         # Over a last axis that is shorter than a vector of the CPU, torch takes ten times as long.
         longest = others.index(max(others))
         weights = scores.transpose(longest, -1).softmax(longest)
         weights = weights.transpose(longest, -1).contiguous()
-    elif len(axes) == 1 and scores.shape[axes[0]] != 1:
-        weights = ops.softmax(scores, axis=axes[0])
-    else:  # Keras' softmax needs known lengths, at most five axes on TensorFlow, and warns at 1
-        axes = tuple(axes)
-        top = ops.stop_gradient(largest(scores, axis=axes, keepdims=True))
-        exponentials = ops.exp(scores - top)
-        weights = exponentials / ops.sum(exponentials, axis=axes, keepdims=True)
+    elif scores.shape[axis] != 1:
+        weights = ops.softmax(scores, axis=axis)
+    else:  # Keras' softmax warns of it
+        weights = ops.exp(scores - scores)  # 1, and NaN where the score is not finite
     if mask is not None:
         weights = ops.where(mask, weights, ops.cast(0.0, weights.dtype))
     return weights if weights.dtype == dtype else ops.cast(weights, dtype)

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 
 from keras_graphattn.checks import traced_by_torch
+from keras_graphattn.numerics.precision import HIDDEN_LOGIT
 from keras_graphattn.types import Num, Tensor
 
 Tensors = tuple[Tensor, ...]
@@ -137,6 +138,14 @@ class _WithGradient(torch.autograd.Function):  # type: ignore[misc]
             # the arguments
             _, kept = ctx.value(*tensors)
         return None, None, *ctx.gradient(tensors, kept, upstream)
+
+
+def softmax_of(scores: Tensor, visible: Tensor | None) -> Tensor:
+    """The softmax of scores in place, over what `visible`, 1 or 0 in their dtype, lets through."""
+    if visible is None:
+        return torch.softmax(scores, -1, out=scores)
+    scores.mul_(visible).sub_(1.0 - visible, alpha=-HIDDEN_LOGIT)
+    return torch.softmax(scores, -1, out=scores).mul_(visible)  # 0 in rows that see nothing
 
 
 def heads_first(x: Num[Tensor, "B T N ..."]) -> Num[Tensor, "_ T ..."]:

@@ -7,7 +7,6 @@ the scores.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import keras
 from keras import ops
@@ -24,12 +23,12 @@ from keras_graphattn.numerics.blocks import (
     map_query_blocks,
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, compiled_once
-from keras_graphattn.numerics.precision import at_least_float32, positions_of
+from keras_graphattn.numerics.precision import at_least_float32
 from keras_graphattn.operators.device_kernels import Kernels, chosen_kernels
 from keras_graphattn.operators.operator import Operator, Visibility
 from keras_graphattn.operators.softmax import (
+    Blocks,
     Logits,
-    LogitsForm,
     SoftmaxOperator,
     score_operands,
     scores_of,
@@ -75,8 +74,8 @@ class BlockwiseOperator(Operator):
         self.block_size = block_size
 
     def __call__(self, x: Float[Tensor, "B S N D"]) -> Float[Tensor, "B T N D"]:
-        blocks, tensors = _Blocks.of(self.visibility, self.block_size, self.logits)
-        once = compiled_once(_once, blocks, keep=blocks.logits.source is None)
+        blocks, tensors = Blocks.of(self.visibility, self.logits, self.block_size)
+        once = compiled_once(_once, blocks, keep=blocks.source is None)
         return once(self.query, self.key, x, *tensors)
 
     def twice(
@@ -97,7 +96,7 @@ class BlockwiseOperator(Operator):
         kernels = self._kernels(x)
         if kernels is not None:
             return self._twice_on_kernels(x, kernels)
-        blocks, tensors = _Blocks.of(self.visibility, self.block_size, self.logits)
+        blocks, tensors = Blocks.of(self.visibility, self.logits, self.block_size)
 
         def by_blocks(query: Tensor, key: Tensor, x: Tensor) -> Tensors:
             return _twice(blocks)(query, key, x, *tensors)
@@ -130,7 +129,7 @@ class BlockwiseOperator(Operator):
         masks = [everything if one is None else one for one in (seen.queries, seen.keys)]
         masks = [ops.broadcast_to(ops.cast(one, "bool"), ops.shape(x)[:2]) for one in masks]
         named = seen._replace(queries=masks[0], keys=masks[1])
-        blocks, tensors = _Blocks.of(named, self.block_size, self.logits)
+        blocks, tensors = Blocks.of(named, self.logits, self.block_size)
         once, second = _swept(blocks, kernels.interpret)(self.query, self.key, x, *tensors)
         return once, second
 
@@ -138,73 +137,44 @@ class BlockwiseOperator(Operator):
         return zero_rows_without_keys(outputs, self.visibility, self.logits, self.block_size)
 
 
-class _Blocks(NamedTuple):
-    """The settings of an operator, without its tensors: equal ones share compiled code."""
+def _weights(
+    blocks: Blocks,
+    query: Float[Tensor, "B T N H"],
+    keys: Float[Tensor, "B N S H"],
+    tensors: Mapping[str, Bool[Tensor, "..."]],
+    rows: Int[Tensor, " T"],
+) -> Float[Tensor, "B N T S"]:
+    """Rows of A, of queries and of keys with heads first."""
+    visible, logits = blocks.of_block(tensors, rows, ops.shape(keys)[2])
+    return logits.weights(ops.einsum("btnh,bnsh->bnts", query, keys), visible)[0]
 
-    by_row: tuple[str, ...]
-    whole: tuple[str, ...]
-    visibility: Visibility  # causality and window only
-    block_size: int
-    logits: LogitsForm
 
-    @classmethod
-    def of(
-        cls, visibility: Visibility, block_size: int, logits: Logits
-    ) -> tuple["_Blocks", Tensors]:
-        """The blocks of a visibility and of logits, and their tensors in order."""
-        form, tensors = LogitsForm.of(logits)
-        by_row, whole = form.divided(tensors, visibility)
-        positional = Visibility(causal=visibility.causal, window=visibility.window)
-        blocks = cls(tuple(by_row), tuple(whole), positional, block_size, form)
-        return blocks, (*by_row.values(), *whole.values())
+def _weights_by_index(
+    blocks: Blocks,
+    query: Float[Tensor, "B T N H"],
+    key: Float[Tensor, "B S N H"],
+    tensors: Tensors,
+    dtype: str,
+) -> tuple[
+    Callable[[Int[Tensor, ""]], Float[Tensor, "B N _ S"]],
+    Float[Tensor, "_ B _ N H"],
+    Float[Tensor, "B N S H"],
+]:
+    """Returns a function from block numbers to rows of A, the query blocks, and the keys."""
+    by_row, whole = blocks.named(tensors)
+    cut = {name: cut_into_blocks(x, blocks.block_size) for name, x in by_row.items()}
+    rows = cut_rows(ops.shape(query)[1], blocks.block_size)
+    query_blocks, keys = cut_into_blocks(query, blocks.block_size), heads_first(key)
 
-    def named(self, tensors: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The tensors by name: those with query rows, and the rest."""
-        count = len(self.by_row)
-        by_row = dict(zip(self.by_row, tensors[:count], strict=True))
-        return by_row, dict(zip(self.whole, tensors[count:], strict=True))
+    def weights_of(index: int | Tensor) -> Tensor:
+        named = whole | {name: x[index] for name, x in cut.items()}
+        return ops.cast(_weights(blocks, query_blocks[index], keys, named, rows[index]), dtype)
 
-    def weights(
-        self,
-        query: Float[Tensor, "B T N H"],
-        keys: Float[Tensor, "B N S H"],
-        tensors: Mapping[str, Bool[Tensor, "..."]],
-        rows: Int[Tensor, " T"],
-    ) -> Float[Tensor, "B N T S"]:
-        """Rows of A, of queries and of keys with heads first."""
-        scores = ops.einsum("btnh,bnsh->bnts", query, keys)
-        length = ops.shape(keys)[2]
-        columns = positions_of(length)
-        visible = self.visibility.of_block(tensors, rows, columns)
-        logits = self.logits.of_block(tensors, rows, length)
-        return logits.weights(scores, visible)[0]
-
-    def weights_by_index(
-        self,
-        query: Float[Tensor, "B T N H"],
-        key: Float[Tensor, "B S N H"],
-        tensors: Tensors,
-        dtype: str,
-    ) -> tuple[
-        Callable[[Int[Tensor, ""]], Float[Tensor, "B N _ S"]],
-        Float[Tensor, "_ B _ N H"],
-        Float[Tensor, "B N S H"],
-    ]:
-        """Returns a function from block numbers to rows of A, the query blocks, and the keys."""
-        by_row, whole = self.named(tensors)
-        cut = {name: cut_into_blocks(x, self.block_size) for name, x in by_row.items()}
-        rows = cut_rows(ops.shape(query)[1], self.block_size)
-        query_blocks, keys = cut_into_blocks(query, self.block_size), heads_first(key)
-
-        def weights_of(index: int | Tensor) -> Tensor:
-            named = whole | {name: x[index] for name, x in cut.items()}
-            return ops.cast(self.weights(query_blocks[index], keys, named, rows[index]), dtype)
-
-        return weights_of, query_blocks, keys
+    return weights_of, query_blocks, keys
 
 
 def _once(
-    blocks: _Blocks,
+    blocks: Blocks,
     query: Float[Tensor, "B T N H"],
     key: Float[Tensor, "B S N H"],
     x: Float[Tensor, "B S N D"],
@@ -213,7 +183,7 @@ def _once(
     by_row, whole = blocks.named(tensors)
 
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        weights = blocks.weights(tensors["query"], tensors["key"], tensors, rows)
+        weights = _weights(blocks, tensors["query"], tensors["key"], tensors, rows)
         weights = ops.cast(weights, tensors["signal"].dtype)
         return ops.einsum("bnts,bnsh->btnh", weights, tensors["signal"])
 
@@ -227,7 +197,7 @@ def _once(
 
 
 @cached
-def _swept(blocks: _Blocks, interpret: bool) -> Callable[..., Tensors]:
+def _swept(blocks: Blocks, interpret: bool) -> Callable[..., Tensors]:
     from keras_graphattn.operators.pallas_sweeps import with_gradient
 
     def gradient(inputs: Tensors, outputs: Tensors, upstream: Tensors) -> tuple[Tensor | None, ...]:
@@ -237,7 +207,7 @@ def _swept(blocks: _Blocks, interpret: bool) -> Callable[..., Tensors]:
 
 
 @cached
-def _twice(blocks: _Blocks) -> FunctionWithGradient:
+def _twice(blocks: Blocks) -> FunctionWithGradient:
     return FunctionWithGradient(
         lambda *tensors: _value_of_twice(blocks, *tensors),
         lambda *tensors: _gradient_of_twice(blocks, *tensors),
@@ -245,14 +215,14 @@ def _twice(blocks: _Blocks) -> FunctionWithGradient:
 
 
 def _value_of_twice(
-    blocks: _Blocks,
+    blocks: Blocks,
     query: Float[Tensor, "B T N H"],
     key: Float[Tensor, "B T N H"],
     x: Float[Tensor, "B T N D"],
     *tensors: Bool[Tensor, "..."],
 ) -> tuple[Tensors, Tensors]:
     length = ops.shape(query)[1]
-    weights_of, query_blocks, _ = blocks.weights_by_index(query, key, tensors, x.dtype)
+    weights_of, query_blocks, _ = _weights_by_index(blocks, query, key, tensors, x.dtype)
     count = ops.shape(query_blocks)[0]
 
     def apply(signal: Tensor) -> Tensor:
@@ -269,7 +239,7 @@ def _value_of_twice(
 
 
 def _gradient_of_twice(
-    blocks: _Blocks, inputs: Tensors, outputs: Tensors, upstream: Tensors
+    blocks: Blocks, inputs: Tensors, outputs: Tensors, upstream: Tensors
 ) -> tuple[Tensor | None, ...]:
     """Gradients for query, key and x, from those of once = A x and second = A once.
 
@@ -280,7 +250,7 @@ def _gradient_of_twice(
     query, key, x, *tensors = inputs
     once, second = outputs
     length, dtype, size = ops.shape(query)[1], x.dtype, x.shape[-1]
-    weights_of, query_blocks, keys = blocks.weights_by_index(query, key, tuple(tensors), dtype)
+    weights_of, query_blocks, keys = _weights_by_index(blocks, query, key, tuple(tensors), dtype)
     count = ops.shape(query_blocks)[0]
     to_once, to_second = (at_least_float32(tensor) for tensor in upstream)
 

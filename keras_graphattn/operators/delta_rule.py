@@ -18,19 +18,25 @@ before all chunks come from a recurrence with matrices as factors.
 Source: Yang et al., "Gated Delta Networks", arXiv 2412.06464 (ICLR 2025), Eq. 10 and Section 3.3.
 """
 
+import functools
 from typing import NamedTuple
 
+import keras
 from keras import ops
 
-from keras_graphattn.numerics.blocks import cut_into_chunks, first_of, number_of_blocks
+from keras_graphattn.numerics.blocks import (
+    cut_into_chunks,
+    first_of,
+    loop_over_blocks,
+    number_of_blocks,
+)
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
-from keras_graphattn.numerics.matrix_recurrence import matrix_recurrence
 from keras_graphattn.numerics.precision import (
     at_least_float32,
     identity,
-    matmul,
     nan_where,
     positions_of,
+    take,
     without_padding,
     zero_where_masked,
 )
@@ -39,6 +45,7 @@ from keras_graphattn.types import Bool, Float, Tensor
 
 CHUNK = 32  # tokens in a chunk
 FORGETS = -1e30  # the logarithm of a decay of 0; sums of it over a chunk are finite
+DOUBLINGS = 20  # torch traces an open number of steps up to 2^20
 
 Tensors = tuple[Tensor, ...]
 
@@ -99,17 +106,17 @@ class DeltaRuleOperator(Operator):
         inside, of_state, update, carried = self.factors
         batch, length, heads, width = ops.shape(x)
         values = self._cut(x, inside.shape[-1])  # (G, c, D)
-        outputs = matmul(inside, values)
+        outputs = inside @ values
         size = inside.shape[-1]
         count = number_of_blocks(length, size)
         if self.state is not None or not (isinstance(count, int) and count == 1):
             carried, updates = (
                 ops.reshape(z, (count, batch * heads, *ops.shape(z)[1:]))
-                for z in (carried, matmul(update, values))
+                for z in (carried, update @ values)
             )
             states, last = matrix_recurrence(carried, updates, self._start(x))
             states = ops.reshape(states, (count * batch * heads, *ops.shape(states)[2:]))
-            outputs = outputs + matmul(of_state, states)
+            outputs = outputs + of_state @ states
             self.following.append(ops.reshape(last, (batch, heads, *ops.shape(last)[1:])))
         outputs = ops.reshape(outputs, (count, batch, heads, size, width))
         outputs = ops.transpose(outputs, (1, 0, 3, 2, 4))  # (B, C, c, N, D)
@@ -145,17 +152,17 @@ class DeltaRuleOperator(Operator):
         turned = ops.swapaxes(key, -1, -2)
         decay = decays(log_decay[..., 0])  # E, (G, c, c)
         before = ops.exp(log_decay[..., :1, :]) * decay[..., :1]  # e, (G, c, 1)
-        inverse = unit_lower_inverse(strength * decay * matmul(key, turned))
+        inverse = unit_lower_inverse(strength * decay * (key @ turned))
         weights = inverse * ops.swapaxes(strength, -1, -2)  # T diag(b)
-        of_state = matmul(weights, before * key)
-        scores = decay * matmul(query, turned)  # M
+        of_state = weights @ (before * key)
+        scores = decay * (query @ turned)  # M
         to_end = turned * decay[..., -1:, :]  # K'^T, (G, H, c)
         carried = before[..., -1:, :] * identity(key.shape[-1], dtype=key.dtype)
         return Factors(
-            matmul(scores, weights),
-            before * query - matmul(scores, of_state),
-            matmul(to_end, weights),
-            carried - matmul(to_end, of_state),
+            scores @ weights,
+            before * query - scores @ of_state,
+            to_end @ weights,
+            carried - to_end @ of_state,
         )
 
     def matrix(self) -> Float[Tensor, "B N T T"]:
@@ -184,7 +191,7 @@ def decays(log_decay: Float[Tensor, "... c"]) -> Float[Tensor, "... c c"]:
     order = positions_of(log_decay.shape[-1])
     lower = order[:, None] >= order[None, :]
     of_each = zero_where_masked(log_decay[..., None], order[:, None] > order[None, :])
-    sums = matmul(ops.cast(lower, log_decay.dtype), of_each)
+    sums = ops.cast(lower, log_decay.dtype) @ of_each
     return zero_where_masked(ops.exp(sums), lower)
 
 
@@ -213,17 +220,87 @@ def _inverted(x: Tensor) -> Tensor:
     count, half = ops.shape(x)[0], x.shape[-1] // 2
     if half <= 2:
         lower, one = ops.tril(x, -1), identity(x.shape[-1], dtype=x.dtype)
-        return matmul(one - lower, one + matmul(lower, lower))  # the fourth power of L is 0
+        return (one - lower) @ (one + lower @ lower)  # the fourth power of L is 0
     halves = _inverted(ops.concatenate([x[:, :half, :half], x[:, half:, half:]], axis=0))
     first, second = halves[:count], halves[count:]
-    below = -matmul(matmul(second, x[:, half:, :half]), first)
+    below = -(second @ x[:, half:, :half] @ first)
     above = ops.concatenate([first, ops.zeros_like(first)], axis=2)
     return ops.concatenate([above, ops.concatenate([below, second], axis=2)], axis=1)
 
 
 def _gradient(tensors: Tensors, kept: Tensors, upstream: Tensors) -> Tensors:
     turned = ops.swapaxes(kept[0], -1, -2)
-    return (-ops.tril(matmul(matmul(turned, upstream[0]), turned), -1),)
+    return (-ops.tril(turned @ upstream[0] @ turned, -1),)
 
 
 _INVERSE = FunctionWithGradient(_value, _gradient)
+
+
+def matrix_recurrence(
+    factors: Float[Tensor, "C G H H"],
+    updates: Float[Tensor, "C G H D"],
+    start: Float[Tensor, "G H D"],
+) -> tuple[Float[Tensor, "C G H D"], Float[Tensor, "G H D"]]:
+    """S_(c+1) = P_c S_c + U_c: the states before each step, and the state after the last.
+
+    Its gradient is the same recurrence from the last step to the first, with transposed factors:
+    G_c = P_c^T G_(c+1) + what comes to S_c itself. So no backend differentiates a loop.
+
+    Example:
+
+    >>> factors, updates = np.full((2, 1, 1, 1), 0.5), np.ones((2, 1, 1, 1))
+    >>> states, last = matrix_recurrence(factors, updates, np.zeros((1, 1, 1)))
+    >>> [float(states[0, 0, 0, 0]), float(states[1, 0, 0, 0]), float(last[0, 0, 0])]
+    [0.0, 1.0, 1.5]
+    """
+    count = ops.shape(factors)[0]
+    if isinstance(count, int) and count == 0:
+        return updates, start
+    if not isinstance(count, int) and keras.backend.backend() == "torch":
+        return _by_doubling(factors, updates, start)
+    states, last = _FORWARDS(factors, updates, start)
+    return states, last
+
+
+def _states(
+    backwards: bool, factors: Tensor, updates: Tensor, start: Tensor
+) -> tuple[Tensors, Tensors]:
+    def step(index: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        factor = factors[index]
+        factor = ops.swapaxes(factor, -1, -2) if backwards else factor
+        return factor @ state + updates[index], state
+
+    last, states = loop_over_blocks(
+        ops.shape(factors)[0], step, start, like=start, backwards=backwards
+    )
+    return (states, last), (states,)
+
+
+def _gradient_of_states(
+    backwards: bool, tensors: Tensors, kept: Tensors, upstream: Tensors
+) -> Tensors:
+    factors, (states,) = tensors[0], kept
+    back, first = (_FORWARDS if backwards else _BACKWARDS)(factors, *upstream)
+    left, right = (states, back) if backwards else (back, states)
+    return left @ ops.swapaxes(right, -1, -2), back, first
+
+
+_FORWARDS, _BACKWARDS = (
+    FunctionWithGradient(
+        functools.partial(_states, backwards), functools.partial(_gradient_of_states, backwards)
+    )
+    for backwards in (False, True)
+)
+
+
+def _by_doubling(factors: Tensor, updates: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Without a loop over steps: each step joins 1, 2, 4, ... steps before it."""
+    order = positions_of(ops.shape(factors)[0])
+    for power in range(DOUBLINGS):
+        joins = (order >= 1 << power)[:, None, None, None]
+        before = ops.maximum(order - (1 << power), 0)
+        earlier_factors, earlier_updates = (take(x, before, axis=0) for x in (factors, updates))
+        updates = ops.where(joins, factors @ earlier_updates + updates, updates)
+        factors = ops.where(joins, factors @ earlier_factors, factors)
+    after = factors @ start[None] + updates
+    return ops.concatenate([start[None], after], axis=0)[:-1], after[-1]

@@ -8,11 +8,11 @@ from keras import ops
 
 from keras_graphattn.checks import dtype_name, traced_by_torch
 from keras_graphattn.numerics.blocks import map_query_blocks
-from keras_graphattn.numerics.precision import is_float64, pad, positions_of, without_padding
+from keras_graphattn.numerics.precision import is_float64, pad, without_padding
 from keras_graphattn.operators.operator import Operator, Visibility
 from keras_graphattn.operators.softmax import (
+    Blocks,
     Logits,
-    LogitsForm,
     SoftmaxOperator,
     scores_of,
     zero_rows_without_keys,
@@ -151,15 +151,15 @@ class FusedOperator(Operator):
         x: Float[Tensor, "B T N D"],
     ) -> Float[Tensor, "B T N D"]:
         def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-            visible = self.pairs.of_block(tensors, rows, tensors["columns"])
-            bias, visible = form.of_block(tensors, rows, length).finite_bias(visible)
+            visible, logits = blocks.of_block(tensors, rows, length)
+            bias, visible = logits.finite_bias(visible)
             operands = tensors["query"], tensors["key"], tensors["x"]
             return self._attend(*operands, visible, bias, False)
 
         length = ops.shape(query)[1]
-        form, named = LogitsForm.of(self.logits)
-        by_row, whole = form.divided(named, self.pairs)
-        whole |= {"key": key, "x": x, "columns": positions_of(length)}
+        blocks, tensors = Blocks.of(self.pairs, self.logits, BLOCK)
+        by_row, whole = blocks.named(tensors)
+        whole |= {"key": key, "x": x}
         return map_query_blocks(rows_of_block, {**by_row, "query": query}, whole, length, BLOCK)
 
 

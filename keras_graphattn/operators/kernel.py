@@ -7,7 +7,7 @@ Source: Choromanski et al., arXiv 2107.07999, Eq. 2 and Algorithm 1.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any
 
 from keras import ops
 
@@ -24,27 +24,6 @@ from keras_graphattn.types import Bool, Float, Tensor
 SMALLEST = 2.0**-100  # the inverse of a smaller number overflows in a gradient
 
 
-class Factors(Protocol):
-    """The methods of a mask that the operator needs; `keras_graphattn.masks.Mask` has them."""
-
-    def prepare(self, x: Float[Tensor, "B T N D"], **inputs: Tensor) -> object:
-        """Checks the tensors that come with a call, once for several products."""
-
-    def attend(
-        self,
-        query_features: Float[Tensor, "B T N m"],
-        key_features: Float[Tensor, "B T N m"],
-        x: Float[Tensor, "B T N D"],
-        path: str,
-        feature_chunk: int | None,
-        prepared: object,
-    ) -> Float[Tensor, "B T N D"]:
-        """[(phi(Q) phi(K)^T) o M] x."""
-
-    def dense(self, length: int, **inputs: Tensor) -> Float[Tensor, "B? N? T T"]:
-        """M itself."""
-
-
 class KernelOperator(Operator):
     """Kernel attention with rows that sum to one.
 
@@ -58,7 +37,7 @@ class KernelOperator(Operator):
     Args:
         query_features: phi(Q), of shape (B, T, N, m).
         key_features: phi(K), of shape (B, S, N, m).
-        mask: The factors M; every factor is 1 by default.
+        mask: The factors M, a `keras_graphattn.masks.Mask`; every factor is 1 by default.
         inputs: The tensors that the mask needs at this call.
         rows: Optional booleans that broadcast to (B, T, N). `False` marks rows that must be 0, also
             if rounding leaves a positive normaliser.
@@ -78,7 +57,7 @@ class KernelOperator(Operator):
         self,
         query_features: Float[Tensor, "B T N m"],
         key_features: Float[Tensor, "B S N m"],
-        mask: Factors | None = None,
+        mask: Any = None,
         inputs: Mapping[str, Tensor] | None = None,
         *,
         rows: Bool[Tensor, "B? T? N?"] | None = None,

@@ -109,16 +109,9 @@ class Visibility(NamedTuple):
 
         return check
 
-    @property
-    def is_partial(self) -> bool:
-        """Whether any row has a hidden column."""
-        entries, queries, keys, causal, window = self
-        is_given = entries is not None or queries is not None or keys is not None
-        return is_given or causal or window is not None
-
     def joined(self, length: int | Int[Tensor, ""]) -> Bool[Tensor, "B? N? T? S?"] | None:
         """All pieces as one boolean tensor for `length` rows and columns; `None` if all is seen."""
-        if not self.is_partial:
+        if all(part is None or part is False for part in self):
             return None
         positions = positions_of(length)
         return self.block(positions, positions)

@@ -15,21 +15,14 @@ choice for a pair depends only on its own two tokens.
 Source: Nguyen et al., "p-Laplacian Transformer", arXiv 2311.03235, Eq. 11-12. Ours: epsilon.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from keras_graphattn.checks import cached, traced_by_torch
-from keras_graphattn.numerics.blocks import (
-    cut_into_blocks,
-    fits_one_block,
-    join_blocks,
-    map_in_turn,
-    map_query_blocks,
-    where_needed,
-)
+from keras_graphattn.numerics.blocks import map_query_blocks, where_needed
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, compiled_once
 from keras_graphattn.numerics.precision import (
     ALL,
@@ -44,7 +37,7 @@ from keras_graphattn.numerics.precision import (
 )
 from keras_graphattn.operators.cached import CachedOperator
 from keras_graphattn.operators.operator import Operator, Visibility, all_of
-from keras_graphattn.operators.softmax import Logits, LogitsForm, scaled, zero_rows_without_keys
+from keras_graphattn.operators.softmax import Blocks, Logits, score_operands, zero_rows_without_keys
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 Tensors = tuple[Tensor, ...]
@@ -109,11 +102,12 @@ class PLaplacianOperator(Operator):
         block_size: int | None = 512,
         dropout: Callable[[Float[Tensor, "B N T T"]], Float[Tensor, "B N T T"]] | None = None,
     ) -> None:
-        self.query, self.key, self.values = scaled(query, scale), key, values
+        self.query, self.key = score_operands(query, key, scale)
+        self.values = values
         self.numbers = numbers
         self.visibility = Visibility() if visibility is None else visibility
         self.logits = Logits() if logits is None else logits
-        self.block_size = block_size
+        self.block_size = block_size or 512
         self.weights = None
         if block_size is None or dropout is not None:
             self.weights = self._formed()
@@ -122,18 +116,17 @@ class PLaplacianOperator(Operator):
     def __call__(self, x: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
         if self.applied is not None:
             return apply_weights(self.applied, x)
-        blocks, tensors = _Blocks.of(self)
+        blocks, tensors = Blocks.of(self.visibility, self.logits, self.block_size)
         signal = () if x is self.values else (x,)
-        blocks = blocks._replace(has_signal=bool(signal))
-        attend = compiled_once(_in_blocks, blocks, keep=blocks.logits.source is None)
+        keep = blocks.source is None
+        attend = compiled_once(_in_blocks, blocks, self.numbers, bool(signal), keep=keep)
         return attend(self.query, self.key, self.values, *signal, *tensors)
 
     def matrix(self) -> Float[Tensor, "B N T T"]:
         return self._formed() if self.weights is None else self.weights
 
     def finished(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
-        size = self.block_size or 512
-        return zero_rows_without_keys(outputs, self.visibility, self.logits, size)
+        return zero_rows_without_keys(outputs, self.visibility, self.logits, self.block_size)
 
     def _formed(self) -> Float[Tensor, "B N T T"]:
         length = ops.shape(self.key)[1]
@@ -169,8 +162,7 @@ class CachedPLaplacianOperator(CachedOperator):
         positions = index + positions_of(ops.shape(query)[1])
         logits = Logits() if logits is None else logits.formed(ops.shape(key)[1], positions)
         rows = rows_of_weights(
-            scaled(query, scale),
-            key,
+            *score_operands(query, key, scale),
             (row_values, self.values),
             numbers,
             visible,
@@ -199,8 +191,7 @@ def rows_of_weights(
     `pair_distances`.
     """
     row_values, column_values = values
-    products = ops.einsum("btnh,bsnh->bnts", *finite_products(query, key))
-    scores, visible = logits.of(products, visible)
+    scores, visible = logits.of(ops.einsum("btnh,bsnh->bnts", query, key), visible)
     diagonal = positions[:, None] == positions_of(ops.shape(key)[1])[None, :]
     if logits.sink is not None:  # a column whose weight counts in the softmax only
         column_values = pad(column_values, ((0, 0), (0, 1), (0, 0), (0, 0)))
@@ -332,127 +323,62 @@ def apply_weights(
     return ops.cast(outputs, x.dtype)
 
 
-def finite_products(
-    query: Float[Tensor, "B T N H"], key: Float[Tensor, "B S N H"]
-) -> tuple[Float[Tensor, "B T N H"], Float[Tensor, "B S N H"]]:
-    """Queries and keys, in float32 where float16 could not hold their products."""
-    if keras.backend.standardize_dtype(query.dtype) == "float16":
-        return at_least_float32(query), at_least_float32(key)
-    return query, key
-
-
-class _Blocks(NamedTuple):
-    """The settings of an operator, without its tensors: equal ones share compiled code."""
-
-    names: tuple[str, ...]  # of the tensors: entries, queries, keys, bias, sink, of the source
-    visibility: Visibility  # causality and window only
-    numbers: PLaplacian
-    logits: LogitsForm
-    block_size: int
-    has_signal: bool = False
-
-    @classmethod
-    def of(cls, operator: PLaplacianOperator) -> tuple["_Blocks", Tensors]:
-        """The blocks of an operator, and its tensors in their order."""
-        visibility = operator.visibility
-        form, named = LogitsForm.of(operator.logits)
-        tensors = {
-            "entries": visibility.entries,
-            "queries": visibility.queries,
-            "keys": visibility.keys,
-            **named,
-        }
-        present = {name: x for name, x in tensors.items() if x is not None}
-        positional = Visibility(causal=visibility.causal, window=visibility.window)
-        size = operator.block_size or 512
-        blocks = cls(tuple(present), positional, operator.numbers, form, size)
-        return blocks, tuple(present.values())
-
-
 def _in_blocks(
-    blocks: _Blocks,
+    blocks: Blocks,
+    numbers: PLaplacian,
+    has_signal: bool,
     query: Float[Tensor, "B T N H"],
     key: Float[Tensor, "B T N H"],
     values: Float[Tensor, "B T N D"],
     *tensors: Tensor,
 ) -> Float[Tensor, "B T N D"]:
-    signal, tensors = (tensors[:1], tensors[1:]) if blocks.has_signal else ((), tensors)
-    named = dict(zip(blocks.names, tensors, strict=True))
-    entries, queries, keys = (named.get(name) for name in ("entries", "queries", "keys"))
-    visibility = blocks.visibility._replace(entries=entries, queries=queries, keys=keys)
-    by_row, whole = blocks.logits.divided(named, visibility)
-    length = ops.shape(key)[1]
+    signal, tensors = (tensors[:1], tensors[1:]) if has_signal else ((), tensors)
+    by_row, whole = blocks.named(tensors)
+    entries, keys = (by_row | whole).get("entries"), whole.get("keys")
+    visibility, length = blocks.visibility._replace(entries=entries, keys=keys), ops.shape(key)[1]
+    centre = None if blocks.hides_keys else common_centre(values, visibility)
     by_row |= {"query": query, "row_values": values}
-    whole |= {"key": key, "values": values, "columns": positions_of(length)}
-    centre = None if blocks.logits.hides_keys else common_centre(values, visibility)
+    whole |= {"key": key, "values": values}
     if centre is not None:
         whole["centre"] = centre
     if signal:
         whole["signal"] = signal[0]
 
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        visible = visibility.of_block(tensors, rows, tensors["columns"])
-        operands = [
-            tensors.get(name) for name in ("query", "key", "row_values", "values", "centre")
-        ]
-        logits = blocks.logits.of_block(tensors, rows, length)
-        if logits.is_plain and not signal:
-            present = [x for x in (*operands, visible) if x is not None]
-            settings = _Rows(blocks.numbers, centre is not None, visible is not None)
-            return _rows_of_output(settings, rows, *present)
-        weights = rows_of_weights(
-            tensors["query"],
-            tensors["key"],
-            (tensors["row_values"], tensors["values"]),
-            blocks.numbers,
-            visible,
-            rows,
-            logits,
-            tensors.get("centre"),
-        )
-        x = tensors["signal"] if signal else tensors["values"]
+        visible, logits = blocks.of_block(tensors, rows, length)
+        names = "query", "key", "row_values", "values", "centre"
+        query, key, row_values, values, centre = map(tensors.get, names)
+        if keras.backend.backend() == "torch" and logits.is_plain and not signal:
+            operands = query, key, row_values, values, centre, visible
+            return _rows_on_torch(numbers, rows, *operands)
+        pair = (row_values, values)
+        weights = rows_of_weights(query, key, pair, numbers, visible, rows, logits, centre)
+        x = tensors["signal"] if signal else values
         return ops.einsum("bnts,bsnh->btnh", weights, at_least_float32(x))
 
     outputs = map_query_blocks(rows_of_block, by_row, whole, length, blocks.block_size)
     return ops.cast(outputs, (signal[0] if signal else values).dtype)
 
 
-class _Rows(NamedTuple):
-    """The settings of some rows of the outputs, without their tensors."""
-
-    numbers: PLaplacian
-    has_centre: bool
-    is_masked: bool
-
-
-def _rows_of_output(
-    settings: _Rows, rows: Int[Tensor, " T"], *tensors: Tensor
+def _rows_on_torch(
+    numbers: PLaplacian, rows: Int[Tensor, " T"], *operands: Tensor | None
 ) -> Float[Tensor, "B T N D"]:
-    """Rows of the outputs W V.
+    """Rows of W V: of queries, keys, values of rows and of columns, centre and visible pairs."""
+    from keras_graphattn.operators.torch_p_laplacian import Settings, rows_of_output
 
-    The tensors are queries, keys, values of rows and of columns, and, if there are any, the centre
-    and the booleans of visible pairs.
-    """
+    has_centre, is_masked = (x is not None for x in operands[4:])
 
     def plain(rows: Tensor, *tensors: Tensor) -> Tensor:
         query, key, row_values, values, *others = tensors
-        visible = others[-1] if settings.is_masked else None
-        centre = others[0] if settings.has_centre else None
+        visible = others[-1] if is_masked else None
+        centre = others[0] if has_centre else None
         pair = (row_values, values)
-        weights = rows_of_weights(
-            query, key, pair, settings.numbers, visible, rows, Logits(), centre
-        )
+        weights = rows_of_weights(query, key, pair, numbers, visible, rows, Logits(), centre)
         return ops.einsum("bnts,bsnh->btnh", weights, at_least_float32(values))
 
-    if keras.backend.backend() != "torch":
-        return plain(rows, *tensors)
-    from keras_graphattn.operators.torch_p_laplacian import Settings, rows_of_output
-
-    p, epsilon, drop_diagonal = settings.numbers
-    torch_settings = Settings(
-        p, epsilon**2, LEAST_SHARE, drop_diagonal, settings.has_centre, settings.is_masked
-    )
-    return rows_of_output(plain, torch_settings, rows, *tensors)
+    p, epsilon, drop_diagonal = numbers
+    settings = Settings(p, epsilon**2, LEAST_SHARE, drop_diagonal, has_centre, is_masked)
+    return rows_of_output(plain, settings, rows, *(x for x in operands if x is not None))
 
 
 def common_centre(
@@ -497,8 +423,7 @@ def pair_distances(
         near = ops.logical_and(near, relevant)
 
     def corrected() -> Tensor:
-        (sums,) = _SUMS_OF_SQUARES(rows, columns)
-        return ops.where(near, sums + smoothing, gram)
+        return ops.where(near, _sums_of_squares(rows, columns) + smoothing, gram)
 
     if keras.backend.backend() == "torch":  # `any` is slow there
         is_any = ops.max(ops.cast(near, "uint8"), initial=0) > 0
@@ -533,87 +458,18 @@ def _sums_by_channels(
     return total
 
 
-# Three sums over differences of pairs, a few rows at a time. Each one appears in the gradients of
-# the others.
-
-
-def _value_of_sums(
+def _sums_of_squares(
     rows: Float[Tensor, "B T N D"], columns: Float[Tensor, "B S N D"]
-) -> tuple[Tensors, Tensors]:
-    """sum_h (v_ih - v_jh)^2 for every pair, (B, N, T, S)."""
-    if not isinstance(rows.shape[1], int):  # several formats cannot cut an open length into blocks
-        return (_sums_by_channels(rows, columns),), ()
-    sums = _by_rows(lambda d: ops.sum(d * d, axis=-1), rows, columns)
-    return (ops.transpose(sums, (0, 2, 1, 3)),), ()
+) -> Float[Tensor, "B N T S"]:
+    """sum_h (v_ih - v_jh)^2 for every pair, from the differences of a few rows at a time."""
+    length, count = rows.shape[1], max(1, DIFFERENCES_OF_A_ROW // rows.shape[-1])
+    if not isinstance(length, int):  # several formats cannot cut an open length into blocks
+        return _sums_by_channels(rows, columns)
 
+    def of_block(_: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        differences = tensors["rows"][:, :, :, None] - tensors["columns"]
+        return ops.sum(differences * differences, axis=-1)
 
-def _gradient_of_sums(tensors: Tensors, results: Tensors, upstream: Tensors) -> Tensors:
-    rows, columns = tensors
-    (to_rows,) = _WEIGHTED_DIFFERENCES(upstream[0], rows, columns)
-    (to_columns,) = _WEIGHTED_DIFFERENCES(ops.swapaxes(upstream[0], -1, -2), columns, rows)
-    return 2.0 * to_rows, 2.0 * to_columns
-
-
-def _value_of_weighted(
-    weights: Float[Tensor, "B N T S"],
-    rows: Float[Tensor, "B T N D"],
-    columns: Float[Tensor, "B S N D"],
-) -> tuple[Tensors, Tensors]:
-    """sum_j w_ij (v_i - v_j) for every row, (B, T, N, D)."""
-    by_row = ops.transpose(weights, (0, 2, 1, 3))
-    sums = _by_rows(lambda d, w: ops.einsum("btns,btnsd->btnd", w, d), rows, columns, by_row)
-    return (sums,), ()
-
-
-def _gradient_of_weighted(tensors: Tensors, results: Tensors, upstream: Tensors) -> Tensors:
-    weights, rows, columns = tensors
-    (to_weights,) = _PROJECTED_DIFFERENCES(upstream[0], rows, columns)
-    return to_weights, *_sums(weights, upstream[0])
-
-
-def _value_of_projected(
-    vectors: Float[Tensor, "B T N D"],
-    rows: Float[Tensor, "B T N D"],
-    columns: Float[Tensor, "B S N D"],
-) -> tuple[Tensors, Tensors]:
-    """sum_h u_ih (v_ih - v_jh) for every pair, (B, N, T, S)."""
-    products = _by_rows(lambda d, u: ops.einsum("btnd,btnsd->btns", u, d), rows, columns, vectors)
-    return (ops.transpose(products, (0, 2, 1, 3)),), ()
-
-
-def _gradient_of_projected(tensors: Tensors, results: Tensors, upstream: Tensors) -> Tensors:
-    vectors, rows, columns = tensors
-    (to_vectors,) = _WEIGHTED_DIFFERENCES(upstream[0], rows, columns)
-    return to_vectors, *_sums(upstream[0], vectors)
-
-
-_SUMS_OF_SQUARES = FunctionWithGradient(_value_of_sums, _gradient_of_sums)
-_WEIGHTED_DIFFERENCES = FunctionWithGradient(_value_of_weighted, _gradient_of_weighted)
-_PROJECTED_DIFFERENCES = FunctionWithGradient(_value_of_projected, _gradient_of_projected)
-
-
-def _sums(
-    weights: Float[Tensor, "B N T S"], vectors: Float[Tensor, "B T N D"]
-) -> tuple[Float[Tensor, "B T N D"], Float[Tensor, "B S N D"]]:
-    """u_i sum_j w_ij for every row, and -sum_i w_ij u_i for every column."""
-    totals = ops.transpose(ops.sum(weights, axis=-1), (0, 2, 1))[..., None]
-    return vectors * totals, -ops.einsum("bnts,btnd->bsnd", weights, vectors)
-
-
-def _by_rows(
-    function: Callable[..., Tensor],
-    rows: Float[Tensor, "B T N D"],
-    columns: Float[Tensor, "B S N D"],
-    *by_row: Float[Tensor, "B T N _"],
-) -> Float[Tensor, "B T N _"]:
-    """Applies `function` to the differences (B, t, N, S, D) of a few rows, and to `by_row`."""
     columns = ops.transpose(columns, (0, 2, 1, 3))[:, None]
-    length, count = ops.shape(rows)[1], max(1, DIFFERENCES_OF_A_ROW // rows.shape[-1])
-
-    def of_block(block: Sequence[Tensor]) -> Tensor:
-        return function(block[0][:, :, :, None] - columns, *block[1:])
-
-    if fits_one_block(length, count):
-        return of_block((rows, *by_row))
-    blocks = tuple(cut_into_blocks(x, count) for x in (rows, *by_row))
-    return join_blocks(map_in_turn(of_block, blocks), length)
+    sums = map_query_blocks(of_block, {"rows": rows}, {"columns": columns}, length, count)
+    return ops.transpose(sums, (0, 2, 1, 3))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from keras import ops
 
+from keras_graphattn.checks import checked, mask, one_of, optional
 from keras_graphattn.numerics.precision import (
     ALL,
     at_least_float32,
@@ -175,26 +176,48 @@ def attend_to_context(
     return ops.transpose(ops.transpose(left, (0, 2, 1, 3)) @ context, (0, 2, 1, 3))
 
 
+@checked(mask=optional(mask("B T")), scaling=one_of(*SCALINGS))
 def orthogonality_penalty(
-    vectors: Float[Tensor, "B T N H"],
-    visible: Num[Tensor, "B T"] | None = None,
-    scaling: str = "mean",
+    vectors: Float[Tensor, "B T N H"], mask: Num[Tensor, "B T"] | None = None, scaling: str = "mean"
 ) -> Float[Tensor, ""]:
-    """How far the columns of U or V are from orthonormal: the mean over examples with a token."""
+    """How far the columns of U or V are from orthonormal.
+
+    Args:
+        vectors: U or V, of shape (B, T, N, H), with zero rows at padded tokens.
+        mask: Optional boolean tensor of shape (B, T); `False` marks padding.
+        scaling: `"mean"`, the mean over heads and entries of |X^T X - I|; or `"squared_length"`,
+            the Frobenius norm of X^T X - I over n^2, averaged over heads, where n is the number of
+            tokens of the example that are not padding.
+
+    Returns:
+        A float32 scalar: the mean over the examples that have a token.
+
+    Raises:
+        ValueError: For an unknown scaling.
+
+    Source: Wi et al., arXiv 2505.08516, Eq. 11 (`"squared_length"`), and the scale that the
+    released code trains with (`"mean"`).
+
+    Example:
+
+    >>> vectors = np.eye(4, dtype="float32").reshape((1, 4, 1, 4))
+    >>> float(orthogonality_penalty(vectors))
+    0.0
+    """
     vectors = ops.transpose(at_least_float32(vectors), (0, 2, 1, 3))
     gram = ops.einsum("bnth,bntg->bnhg", vectors, vectors)  # (B, N, H, H)
     excess = gram - ops.eye(gram.shape[-1], dtype=gram.dtype)
-    if visible is None:
+    if mask is None:
         lengths = size_tensor(ops.shape(vectors)[2], gram.dtype)
     else:
-        lengths = ops.sum(ops.cast(visible, gram.dtype), axis=1)  # (B,)
+        lengths = ops.sum(ops.cast(mask, gram.dtype), axis=1)  # (B,)
     if scaling == "mean":
         penalties = ops.mean(ops.abs(excess), axis=(1, 2, 3))
     else:
         squares = ops.sum(ops.square(excess), axis=(2, 3))
         norms = ops.sqrt(larger(squares, 1e-12))  # a finite gradient at 0
         penalties = ops.mean(norms, axis=1) / ops.square(larger(lengths, 1.0))
-    if visible is None:
+    if mask is None:
         return ops.mean(penalties)
     present = ops.cast(lengths > 0.0, gram.dtype)
     return ops.sum(penalties * present) / larger(ops.sum(present), 1.0)

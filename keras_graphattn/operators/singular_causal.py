@@ -28,11 +28,10 @@ from keras import ops
 from keras_graphattn.numerics.blocks import cut_into_chunks, first_of, fits_one_block, where_needed
 from keras_graphattn.numerics.precision import (
     ALL,
+    HIDDEN_LOGIT,
     at_least_float32,
-    hidden_logit,
     larger,
     largest,
-    matmul,
     new_axes,
     positions_of,
     smaller,
@@ -43,6 +42,7 @@ from keras_graphattn.types import Bool, Float, Size, Tensor
 CHUNK = 64  # tokens in a chunk
 GROUP = 32  # chunks in a group; up to 2 GROUP + 1 chunks are summed at once
 LIMIT = 40.0  # largest exponent at one reference; exp(2 LIMIT) is finite in float32
+LEAST_LOGIT = 0.5 * HIDDEN_LOGIT  # the floor of the maxima: those of padding are far below it
 ALWAYS_EXACT = 4  # up to this number of tokens in a chunk, halving costs no more
 
 
@@ -61,9 +61,9 @@ def empty_running_sum(
     batch_size: int, num_heads: int, key_dim: int, value_dim: int, dtype: str = "float32"
 ) -> RunningSum:
     """The sums before the first token, of shapes (B, N, H), (B, N, H) and (B, N, H, D)."""
-    lowest, shape = hidden_logit(dtype), (batch_size, num_heads, key_dim)
+    shape = (batch_size, num_heads, key_dim)
     return RunningSum(
-        ops.zeros(shape, dtype) + lowest,  # jax2onnx has no `full` of an open batch
+        ops.zeros(shape, dtype) + HIDDEN_LOGIT,  # jax2onnx has no `full` of an open batch
         ops.zeros(shape, dtype),
         ops.zeros((*shape, value_dim), dtype),
     )
@@ -73,7 +73,7 @@ class Chunks(NamedTuple):
     """C chunks of c tokens, c a power of two, with the sums over all tokens before each chunk."""
 
     left: Float[Tensor, "B N C c H"]  # U * g(S)
-    logits: Float[Tensor, "B N C c H"]  # of V; `hidden_logit` in padding
+    logits: Float[Tensor, "B N C c H"]  # of V; `HIDDEN_LOGIT` in padding
     values: Float[Tensor, "B N C c D"]  # 0 in padding
     before: RunningSum  # (B, N, C, H) and (B, N, C, H, D)
     visible: Bool[Tensor, "B C c"] | None  # None if padding is only at the end
@@ -93,7 +93,7 @@ def reference_of(chunks: Chunks) -> Float[Tensor, "B N C H"]:
     Rows before this first token see no token. So no row with outputs depends on later tokens.
     """
     logits = ops.stop_gradient(chunks.logits)
-    least = ops.cast(least_logit(logits.dtype), logits.dtype)
+    least = ops.cast(LEAST_LOGIT, logits.dtype)
     if chunks.visible is None:
         first = logits[:, :, :, 0]
     else:
@@ -102,7 +102,7 @@ def reference_of(chunks: Chunks) -> Float[Tensor, "B N C H"]:
         is_first = new_axes(
             ops.cast(is_first, logits.dtype), (ALL, None, ALL, None)
         )  # (B, 1, C, 1, c)
-        first = matmul(is_first, logits)[:, :, :, 0]
+        first = (is_first @ logits)[:, :, :, 0]
         some = new_axes(ops.any(chunks.visible, axis=-1), (ALL, None, ALL, None))
         first = ops.where(some, first, least)
     largest = ops.stop_gradient(chunks.before.maximum)
@@ -118,11 +118,11 @@ def at_one_reference(
     seen = ops.tril(ops.ones((size, size), "bool"))
     weights = ops.exp(smaller(logits - new_axes(reference, (ALL, ALL, ALL, None)), LIMIT))
     # The sums before the chunk have this reference already, or they are 0.
-    normaliser = matmul(ops.cast(seen, weights.dtype), weights)
+    normaliser = ops.cast(seen, weights.dtype) @ weights
     left = _divided(left, normaliser + new_axes(before.normaliser, (ALL, ALL, ALL, None)))
-    scores = matmul(left, ops.swapaxes(weights, -1, -2))
+    scores = left @ ops.swapaxes(weights, -1, -2)
     scores = zero_where_masked(scores, seen)  # A, (B, N, C, c, c)
-    return matmul(scores, values) + matmul(left, before.context)
+    return scores @ values + left @ before.context
 
 
 def at_any_logits(
@@ -151,11 +151,11 @@ def at_any_logits(
     for width, weights, decay in steps:
         _, later = _halves(merged_left, width)
         earlier_values, _ = _halves(merged_values, width)
-        scores = matmul(later * decay, ops.swapaxes(weights, -1, -2))
+        scores = later * decay @ ops.swapaxes(weights, -1, -2)
         first, second = _halves(outputs, width)
-        outputs = _joined(first, second + matmul(scores, earlier_values), outputs)
+        outputs = _joined(first, second + scores @ earlier_values, outputs)
     outputs = ops.reshape(outputs, ops.shape(values))
-    return outputs + matmul(left * carried, before.context)
+    return outputs + left * carried @ before.context
 
 
 def running_maximum(chunks: Chunks) -> Float[Tensor, "B N C c H"]:
@@ -165,7 +165,7 @@ def running_maximum(chunks: Chunks) -> Float[Tensor, "B N C c H"]:
         first, second = _halves(maximum, width)
         maximum = _joined(first, larger(second, first[..., -1:, :]), maximum)
     maximum = ops.reshape(maximum, ops.shape(chunks.logits))
-    least = ops.cast(least_logit(maximum.dtype), maximum.dtype)
+    least = ops.cast(LEAST_LOGIT, maximum.dtype)
     before = larger(ops.stop_gradient(chunks.before.maximum), least)
     return larger(maximum, new_axes(before, (ALL, ALL, ALL, None)))
 
@@ -282,22 +282,16 @@ def _chunks(
     left, logits, values = (
         ops.transpose(at_least_float32(x), (0, 2, 1, 3)) for x in (left, logits, values)
     )
-    hidden = hidden_logit(logits.dtype)
     if visible is not None:
         visible = new_axes(ops.cast(visible, "bool"), (ALL, None, ALL, None))
-        logits = ops.where(visible, logits, ops.cast(hidden, logits.dtype))
+        logits = ops.where(visible, logits, ops.cast(HIDDEN_LOGIT, logits.dtype))
         values = zero_where_masked(values, visible)
         visible = cut_into_chunks(visible, size, False)[:, 0, :, :, 0]
     left = cut_into_chunks(left, size, 0.0)  # (B, N, C, c, H)
-    logits = cut_into_chunks(logits, size, hidden)
+    logits = cut_into_chunks(logits, size, HIDDEN_LOGIT)
     values = cut_into_chunks(values, size, 0.0)
     before, after = sums_before_and_after(logits, values, state)
     return Chunks(left, logits, values, before, visible), after
-
-
-def least_logit(dtype: str) -> float:
-    """The floor of the maxima. The logits of padding are far below it, so they vanish."""
-    return 0.5 * hidden_logit(dtype)
 
 
 def map_sums(function: Callable[..., Tensor], *sums: RunningSum) -> RunningSum:
@@ -313,12 +307,12 @@ def sums_before_and_after(
     The state has the sums before the first chunk. The first sums have the shapes (B, N, C, H) and
     (B, N, C, H, D), the second no axis C.
     """
-    least = ops.cast(least_logit(logits.dtype), logits.dtype)
+    least = ops.cast(LEAST_LOGIT, logits.dtype)
     maximum = largest(ops.stop_gradient(logits), axis=3, keepdims=True)
     maximum = larger(maximum, least)  # above the logits of padding; (B, N, C, 1, H)
     exponentials = ops.exp(logits - maximum)
     normaliser = ops.sum(exponentials, axis=3)  # (B, N, C, H)
-    context = matmul(ops.swapaxes(exponentials, -1, -2), values)  # (B, N, C, H, D)
+    context = ops.swapaxes(exponentials, -1, -2) @ values  # (B, N, C, H, D)
     chunks = RunningSum(maximum[:, :, :, 0], normaliser, context)
     chunks = map_sums(
         lambda first, others: ops.concatenate([first[:, :, None], others], axis=2), state, chunks
@@ -333,7 +327,7 @@ def _sums_over_chunks(sums: RunningSum) -> RunningSum:
     if fits_one_block(count, 2 * GROUP + 1):
         return _dense_prefix_sums(sums)
     # First inside groups, whose axis is merged with the heads; then over the groups, recursively
-    fills = RunningSum(hidden_logit(sums.maximum.dtype), 0.0, 0.0)
+    fills = RunningSum(HIDDEN_LOGIT, 0.0, 0.0)
     groups = map_sums(
         lambda part, fill: _merge_axes(cut_into_chunks(part, GROUP, fill)), sums, fills
     )
@@ -387,7 +381,7 @@ def _dense_prefix_sums(sums: RunningSum) -> RunningSum:
     maxima = ops.stop_gradient(ops.transpose(sums.maximum, (0, 1, 3, 2)))  # (B, N, H, C)
     order = positions_of(count)
     seen = order[None, :] <= order[:, None]
-    low = ops.cast(hidden_logit(maxima.dtype), maxima.dtype)
+    low = ops.cast(HIDDEN_LOGIT, maxima.dtype)
     relative = ops.where(seen, new_axes(maxima, (ALL, ALL, ALL, None)), low)  # (B, N, H, C, C)
     running = largest(relative, axis=-1)
     weights = ops.where(

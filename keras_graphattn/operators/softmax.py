@@ -17,7 +17,6 @@ from keras_graphattn.numerics.precision import (
     in_one_dtype,
     larger,
     masked_softmax,
-    matmul,
     nan_where,
     new_axes,
     positions_of,
@@ -223,56 +222,57 @@ def zero_where_infinite(bias: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return ops.where(bias == -float("inf"), ops.cast(0.0, bias.dtype), finite)
 
 
-class LogitsForm(NamedTuple):
-    """`Logits` without tensors, for operators in blocks: equal ones share compiled code."""
+class Blocks(NamedTuple):
+    """A `Visibility` and `Logits` without tensors, for rows in blocks: equal ones share code."""
 
+    visibility: Visibility  # causality and window only
     soft_cap: float | None
     hides_keys: bool
     source: Any
     parameters: tuple[str, ...]  # names of the tensors of the source
     inputs: tuple[str, ...]
+    block_size: int
+    by_row: tuple[str, ...]  # names of the tensors with query rows
+    whole: tuple[str, ...]  # and of all others
 
     @classmethod
-    def of(cls, logits: Logits) -> tuple["LogitsForm", dict[str, Tensor]]:
-        """The form, and the tensors by name."""
-        pairs = PairRows(None, {}, {}) if logits.source is None else logits.source
+    def of(
+        cls, visibility: Visibility, logits: Logits, block_size: int
+    ) -> tuple["Blocks", tuple[Tensor, ...]]:
+        """The settings, and the tensors in the order of their names."""
+        pairs = logits.source or PairRows(None, {}, {})
+        by_row, whole = visibility.tensors()
         tensors = {
-            "bias": logits.bias,
             "sink": None if logits.sink is None else ops.convert_to_tensor(logits.sink),
             "wrong": pairs.wrong,
             **{f"parameter {name}": x for name, x in pairs.parameters.items()},
             **{f"input {name}": x for name, x in pairs.inputs.items()},
         }
-        form = cls(
-            logits.soft_cap,
-            logits.hides_keys,
-            pairs.source,
-            tuple(pairs.parameters),
-            tuple(pairs.inputs),
-        )
-        return form, {name: x for name, x in tensors.items() if x is not None}
-
-    def divided(
-        self, tensors: Mapping[str, Tensor], visibility: Visibility
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The tensors for `map_query_blocks`, also of a visibility: with query rows, and others."""
-        names = {"bias", "sink", "wrong"}
-        names |= {f"parameter {name}" for name in self.parameters}
-        whole = {name: x for name, x in tensors.items() if name in names}
-        whole |= {f"input {name}": tensors[f"input {name}"] for name in self.inputs}
-        by_row, others = visibility.tensors()
-        if "bias" in whole:
-            bias = ops.transpose(whole.pop("bias"), (0, 2, 1, 3))  # (B, T, N, S)
+        whole |= {name: x for name, x in tensors.items() if x is not None}
+        if logits.bias is not None:
+            bias = ops.transpose(logits.bias, (0, 2, 1, 3))  # (B, T, N, S)
             (whole if bias.shape[1] == 1 else by_row)["bias"] = bias
-        return by_row, others | whole
+        blocks = cls(
+            Visibility(causal=visibility.causal, window=visibility.window),
+            *(logits.soft_cap, logits.hides_keys, pairs.source),
+            *(tuple(pairs.parameters), tuple(pairs.inputs), block_size),
+            *(tuple(by_row), tuple(whole)),
+        )
+        return blocks, (*by_row.values(), *whole.values())
+
+    def named(self, tensors: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors by name, for `map_query_blocks`: those with query rows, and all others."""
+        count = len(self.by_row)
+        by_row = dict(zip(self.by_row, tensors[:count], strict=True))
+        return by_row, dict(zip(self.whole, tensors[count:], strict=True))
 
     def of_block(
         self, tensors: Mapping[str, Tensor], rows: Int[Tensor, " T"], length: Size
-    ) -> Logits:
-        """The formed logits of one block of query rows, from the tensors of `divided`."""
-        bias = tensors.get("bias")
+    ) -> tuple[Bool[Tensor, "B? N? T? S?"] | None, Logits]:
+        """What the rows of a block see of `length` columns, and their formed logits."""
+        visible = self.visibility.of_block(tensors, rows, positions_of(length))
+        bias, source = tensors.get("bias"), None
         bias = None if bias is None else ops.transpose(bias, (0, 2, 1, 3))
-        source = None
         if self.source is not None:
             source = PairRows(
                 self.source,
@@ -281,7 +281,7 @@ class LogitsForm(NamedTuple):
                 tensors.get("wrong"),
             )
         logits = Logits(self.soft_cap, bias, tensors.get("sink"), source, self.hides_keys)
-        return logits.formed(length, rows, in_order=True)
+        return visible, logits.formed(length, rows, in_order=True)
 
 
 def zero_rows_without_keys(
@@ -290,19 +290,15 @@ def zero_rows_without_keys(
     """The outputs of a square matrix with exact zeros in rows for which every key is hidden."""
     if not logits.hides_keys:
         return visibility.zero_other_rows(outputs, block_size)
-    form, named = LogitsForm.of(logits)
-    length, heads = ops.shape(outputs)[1:3]
-    by_row, whole = form.divided(named, visibility)
-    whole["columns"] = positions_of(length)
+    batch, length, heads, _ = ops.shape(outputs)
+    blocks, tensors = Blocks.of(visibility, logits, block_size)
 
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        visible = visibility.of_block(tensors, rows, tensors["columns"])
-        seen = ops.any(form.of_block(tensors, rows, length).seen(visible), axis=-1)
-        seen = ops.transpose(seen, (0, 2, 1))  # (B?, T, N?)
-        shape = (ops.shape(outputs)[0], ops.shape(rows)[0], heads)
-        return ops.cast(ops.broadcast_to(seen, shape), "uint8")
+        visible, logits = blocks.of_block(tensors, rows, length)
+        seen = ops.transpose(ops.any(logits.seen(visible), axis=-1), (0, 2, 1))  # (B?, T, N?)
+        return ops.cast(ops.broadcast_to(seen, (batch, ops.shape(rows)[0], heads)), "uint8")
 
-    seeing = map_query_blocks(rows_of_block, by_row, whole, length, block_size)
+    seeing = map_query_blocks(rows_of_block, *blocks.named(tensors), length, block_size)
     return zero_where_masked(outputs, new_axes(seeing, (..., None)))
 
 
@@ -452,7 +448,7 @@ class OnIdentity(Operator):
         self.identity = ops.broadcast_to(eye, ops.shape(matrix))
 
     def __call__(self, x: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
-        return self.applied if x is self.identity else matmul(self.applied, x)
+        return self.applied if x is self.identity else self.applied @ x
 
 
 def score_operands(

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from keras_graphattn.numerics import torch_gradient
-from keras_graphattn.numerics.precision import hidden_logit, masked_softmax
+from keras_graphattn.numerics.precision import HIDDEN_LOGIT, masked_softmax
 from keras_graphattn.types import Bool, Float, Tensor
 
 _SMALLEST = 1e-30
@@ -46,7 +46,7 @@ class _BiasedSoftmax(torch.autograd.Function):  # type: ignore[misc]
             ctx.mark_dirty(scores)
         out = scores.add_(bias) if overwrite else scores + bias
         for visible in masks:
-            out.masked_fill_(~visible, hidden_logit())
+            out.masked_fill_(~visible, HIDDEN_LOGIT)
         torch.softmax(out, -1, out=out)
         ranges = bias.amax((0, 2, 3)) - bias.amin((0, 2, 3))  # of each head, or of all
         for head, size in enumerate(ranges.tolist()):

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keras_graphattn.numerics.precision import hidden_logit
-from keras_graphattn.numerics.torch_gradient import heads_first, heads_last, in_place
+from keras_graphattn.numerics.torch_gradient import heads_first, heads_last, in_place, softmax_of
 
 Tensors = tuple[Tensor, ...]
 
@@ -49,11 +48,7 @@ class _Head(NamedTuple):
     def weights(self, rows: slice, out: Tensor) -> Tensor:
         """Some rows of A."""
         torch.mm(self.query[rows], self.key.T, out=out)
-        if self.visible is None:
-            return torch.softmax(out, -1, out=out)
-        visible = self.visible[rows].to(out.dtype)
-        out.mul_(visible).sub_(1.0 - visible, alpha=-hidden_logit())
-        return torch.softmax(out, -1, out=out).mul_(visible)
+        return softmax_of(out, None if self.visible is None else self.visible[rows].to(out.dtype))
 
 
 def _heads(query: Tensor, key: Tensor, x: Tensor, *masks: Tensor) -> Iterator[_Head]:

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keras_graphattn.numerics.precision import hidden_logit
-from keras_graphattn.numerics.torch_gradient import heads_first, heads_last, in_place
+from keras_graphattn.numerics.torch_gradient import heads_first, heads_last, in_place, softmax_of
 
 Tensors = tuple[Tensor, ...]
 
@@ -105,7 +104,7 @@ def _value(
         softmax, weights, distances = (x[held_part] for x in space)
         visible = None if mask is None else _part_of(mask, part, len(settings.p))
         near.append(_distances(settings.least, some, of_part, visible, offset, distances))
-        _softmax(some, visible, softmax)
+        softmax_of(torch.bmm(some.query, some.key.mT, out=softmax), visible)
         torch.log(distances, out=weights).mul_(some.exponents).exp_().mul_(softmax)
         if settings.drop_diagonal:
             diagonal = weights.diagonal(offset, -2, -1)
@@ -133,15 +132,6 @@ def _part_of(visible: Tensor, part: slice, heads: int) -> Tensor:
     examples = slice(part.start // heads, (part.stop - 1) // heads + 1)
     first, number = part.start % heads, part.stop - part.start
     return visible[examples, first : first + number].flatten(0, 1)
-
-
-def _softmax(heads: _Heads, visible: Tensor | None, out: Tensor) -> None:
-    torch.bmm(heads.query, heads.key.mT, out=out)
-    if visible is not None:
-        out.mul_(visible).sub_(1.0 - visible, alpha=-hidden_logit())
-    torch.softmax(out, -1, out=out)
-    if visible is not None:
-        out.mul_(visible)  # of rows that see nothing
 
 
 class _Gram(NamedTuple):

@@ -19,7 +19,6 @@ from keras_graphattn.checks import (
     function,
     mask,
     number,
-    one_of,
     optional,
     scale_of_scores,
     tensor,
@@ -40,7 +39,7 @@ from keras_graphattn.numerics import precision
 from keras_graphattn.operators import Visibility, p_laplacian, singular, singular_causal, softmax
 from keras_graphattn.operators import kernel as of_features
 from keras_graphattn.operators.p_laplacian import MOST_EPSILON
-from keras_graphattn.operators.singular import SCALINGS
+from keras_graphattn.operators.singular import orthogonality_penalty
 from keras_graphattn.operators.singular_causal import RunningSum
 from keras_graphattn.types import Float, Num, Tensor
 
@@ -377,37 +376,6 @@ def causal_singular_value_attention(
     """
     left, logits, values = (ops.convert_to_tensor(x) for x in (left, logits, values))
     return singular_causal.causal_product(left, logits, values, mask, state, chunk_size)
-
-
-@checked(mask=optional(mask("B T")), scaling=one_of(*SCALINGS))
-def orthogonality_penalty(
-    vectors: Float[Tensor, "B T N H"], mask: Num[Tensor, "B T"] | None = None, scaling: str = "mean"
-) -> Float[Tensor, ""]:
-    """How far the columns of U or V are from orthonormal.
-
-    Args:
-        vectors: U or V, of shape (B, T, N, H), with zero rows at padded tokens.
-        mask: Optional boolean tensor of shape (B, T); `False` marks padding.
-        scaling: `"mean"`, the mean over heads and entries of |X^T X - I|; or `"squared_length"`,
-            the Frobenius norm of X^T X - I over n^2, averaged over heads, where n is the number of
-            tokens of the example that are not padding.
-
-    Returns:
-        A float32 scalar: the mean over the examples that have a token.
-
-    Raises:
-        ValueError: For an unknown scaling.
-
-    Source: Wi et al., arXiv 2505.08516, Eq. 11 (`"squared_length"`), and the scale that the
-    released code trains with (`"mean"`).
-
-    Example:
-
-    >>> vectors = np.eye(4, dtype="float32").reshape((1, 4, 1, 4))
-    >>> float(orthogonality_penalty(vectors))
-    0.0
-    """
-    return singular.orthogonality_penalty(vectors, mask, scaling)
 
 
 @checked()

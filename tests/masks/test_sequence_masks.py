@@ -7,11 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keras_graphattn.feature_maps.favor import (
-    favor_key_features,
-    favor_query_features,
-    orthogonal_features,
-)
+from keras_graphattn.feature_maps.favor import Favor, orthogonal_features
+from keras_graphattn.layers import MaskedKernelAttention
 from keras_graphattn.masks import (
     BlockToeplitz,
     Causal,
@@ -267,12 +264,12 @@ def test_products_of_products_and_causality():
 
 def test_joined_masks_are_kept_and_share_weights():
     mask = Exponential()
-    causal = mask.joined(causal=True)
-    assert causal is mask.joined(causal=True)
-    assert mask.joined() is mask
+    layer = MaskedKernelAttention(HEADS, 4, mask=mask)
+    causal = layer.joined_mask(causal=True)
+    assert causal is layer.joined_mask(causal=True)
+    assert layer.joined_mask(causal=False) is mask
     assert causal.is_causal
-    assert causal.joined(causal=True) is causal
-    both = mask.joined(causal=True, entries=True)
+    both = layer.joined_mask(causal=True, entries=True)
     assert both.inputs_at_call == ("entries",)
     both.build((None, 5, HEADS, WIDTH))
     assert [id(w) for w in both.weights] == [id(w) for w in mask.weights]
@@ -322,8 +319,8 @@ def test_wild_favor_features(make, scale):
     q, k, v = (a.astype("float32") for a in (3.0 * q, 3.0 * k, v))
     directions = orthogonal_features(HEADS, size, 32, seed=0)
     x = np.concatenate([v, np.ones_like(v[..., :1])], axis=-1)
-    query = favor_query_features(q, directions)
-    key = favor_key_features(k, directions, fixed_scale=mask.hides_keys)
+    query = Favor().query_features(q, {"directions": directions}, mask.hides_keys)
+    key = Favor().key_features(k, {"directions": directions}, None, mask.hides_keys)
     wide = [torch.tensor(a, dtype=torch.float64) for a in (q, k, directions, v)]
     features = (reference_kernel.features(a, "favor", wide[2]) for a in wide[:2])
     matrix = torch.tensor(to_numpy(mask.dense(length)))

@@ -7,11 +7,7 @@ import torch
 from keras import ops
 
 from keras_graphattn.feature_maps import FEATURE_MAPS
-from keras_graphattn.feature_maps.favor import (
-    favor_key_features,
-    favor_query_features,
-    orthogonal_features,
-)
+from keras_graphattn.feature_maps.favor import Favor, orthogonal_features
 from keras_graphattn.operators.kernel import KernelOperator
 from tests import reference, reference_kernel
 from tests.numerics import (
@@ -69,8 +65,8 @@ def test_favor_estimates_softmax_attention(fixed_scale):
     query, key, values = heads(6, 0.5), heads(6, 0.5, seed=1), heads(6, seed=2)
     directions = orthogonal_features(HEADS, SIZE, 20000, seed=0)
     features = (
-        favor_query_features(query, directions),
-        favor_key_features(key, directions, fixed_scale=fixed_scale),
+        Favor().query_features(query, {"directions": directions}, fixed_scale),
+        Favor().key_features(key, {"directions": directions}, None, fixed_scale),
     )
     operator = KernelOperator(*features)
     outputs = to_numpy(operator(ops.convert_to_tensor(values)))
@@ -83,11 +79,17 @@ def test_a_fixed_scale_depends_on_no_other_key():
     directions = orthogonal_features(HEADS, SIZE, 16, seed=0)
     key = heads(9)
     other = np.where(np.arange(9)[:, None, None] < 5, key, 20.0).astype("float32")
-    one, two = (to_numpy(favor_key_features(k, directions, fixed_scale=True)) for k in (key, other))
+    one, two = (
+        to_numpy(Favor().key_features(k, {"directions": directions}, None, True))
+        for k in (key, other)
+    )
     np.testing.assert_array_equal(one[:, :5], two[:, :5])
     # and with a mask, padding counts for nothing
     kept = np.arange(9)[None] < 5
-    one, two = (to_numpy(favor_key_features(k, directions, kept)) for k in (key, other))
+    one, two = (
+        to_numpy(Favor().key_features(k, {"directions": directions}, kept, False))
+        for k in (key, other)
+    )
     np.testing.assert_array_equal(one[:, :5], two[:, :5])
 
 

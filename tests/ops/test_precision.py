@@ -20,15 +20,13 @@ from tests.numerics import (
 
 @given(
     mask=hnp.arrays(bool, st.sampled_from([(1, 1), (3, 1), (1, 5), (3, 5)])),
-    axis=st.sampled_from([-1, 0, (0, 1)]),
+    axis=st.sampled_from([-1, 0]),
 )
 def test_masked_softmax_agrees_with_naive_twin(mask, axis):
     scores = np.random.default_rng(0).standard_normal((3, 5)).astype("float32") * 3
     weights = torch.tensor(np.broadcast_to(mask, scores.shape).copy())
 
     def naive(x):
-        if axis == (0, 1):
-            return reference.softmax(x.reshape(-1), weights.reshape(-1)).reshape(3, 5)
         return reference.softmax(x, weights, dim=axis)
 
     value, gradients = value_and_gradients(lambda x: masked_softmax(x, mask, axis), scores)

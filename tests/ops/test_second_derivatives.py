@@ -227,9 +227,7 @@ CASES = {
     ),
     "once": Case(once, attention_arrays()),
     "edges": Case(along_edges, attention_arrays(), ("operators.edges",)),
-    "delta rule": Case(
-        delta_rule, long_arrays(), ("operators.delta_rule", "numerics.matrix_recurrence")
-    ),
+    "delta rule": Case(delta_rule, long_arrays(), ("operators.delta_rule",)),
     "bias": Case(
         with_bias,
         (normal(3, HEADS, 5, 7), normal(1, HEADS, 5, 7, seed=1)),
@@ -275,9 +273,7 @@ CASES = {
         (normal(2, 7, HEADS, WIDTH), np.array([0.6, 0.8], "float32")),
         ("graphs.walks",),
     ),
-    "p-Laplacian": p_laplacian(
-        ROWS, True, ("operators.p_laplacian", "operators.p_laplacian._weights_with_gradient")
-    ),
+    "p-Laplacian": p_laplacian(ROWS, True, ("operators.p_laplacian._weights_with_gradient",)),
     "p-Laplacian, sees all": p_laplacian(ROWS, False),
     "p-Laplacian, blockwise": p_laplacian(4, False),
     "p-Laplacian, blockwise, causal": p_laplacian(2, True),

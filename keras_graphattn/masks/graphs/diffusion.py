@@ -25,13 +25,7 @@ from keras import ops
 from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import Array, flag, number, one_of, optional
-from keras_graphattn.masks.graphs.edges import (
-    Graph,
-    graph_config,
-    read_graph,
-    repeated_edges,
-    spectral_radius,
-)
+from keras_graphattn.masks.graphs.edges import Graph, read_graph, repeated_edges, spectral_radius
 from keras_graphattn.masks.graphs.sparse import SparseMatrix
 from keras_graphattn.masks.inputs import Arrays, Flags, Length, Tensors, either
 from keras_graphattn.masks.mask import (
@@ -103,8 +97,7 @@ class GraphDiffusion(TopologyMask):
             must be at least the largest d_u + d_v over the edges (u, v) of every graph, for the
             adjacency matrix the largest sqrt(d_u d_v). An example with a larger value is an error,
             because its series would have too few terms. A graph that is given needs no bound.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+        **kwargs: Those of every `Mask`.
 
     Weights:
         `time_logit` of shape (num_heads,), with t = max_time sigmoid(time_logit).
@@ -167,7 +160,6 @@ class GraphDiffusion(TopologyMask):
                 f"max_time={max_time!r}, initial_time={initial_time!r}. Use a larger `max_time`."
             )
         self.spectral_bound = optional(number(above=0.0))("spectral_bound", spectral_bound, {})
-        self._adjacency: Graph | None = None
         of_calls = {"num_nodes": num_nodes} if graph is None else {"spectral_bound": spectral_bound}
         for name, number_given in of_calls.items():
             if number_given is not None:
@@ -275,14 +267,6 @@ class GraphDiffusion(TopologyMask):
     def _examples(self, inputs: Tensors, length: Length, dtype: object) -> "ExampleGraphs":
         weights, name = inputs.get("edge_weights"), keras.backend.standardize_dtype(dtype)
         return ExampleGraphs(inputs["edges"], weights, length, self.operator, name)
-
-    def get_config(self) -> dict[str, object]:
-        config: dict[str, object] = super().get_config()
-        if self._adjacency is None:
-            config |= {"graph": None, "edge_weights": "edge_weights" in self.inputs_at_call}
-        else:
-            config |= graph_config(self._adjacency)
-        return config
 
 
 class SeriesSizes(NamedTuple):

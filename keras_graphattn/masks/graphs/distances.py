@@ -25,8 +25,7 @@ class DistanceTable(Mask):
 
     Args:
         max_distance: Distances above it count as it.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+        **kwargs: Those of every `Mask`.
 
     Weights:
         `log_table` of shape (max_distance + 2, num_heads), the logarithms of f at 0 to

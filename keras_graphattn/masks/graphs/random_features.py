@@ -24,7 +24,7 @@ from keras import ops
 from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import Array, checked, flag, numpy_of, one_of, seed_of, whole
-from keras_graphattn.masks.graphs.edges import Graph, adjacency_rule, graph_config, read_graph
+from keras_graphattn.masks.graphs.edges import Graph, adjacency_rule, read_graph
 from keras_graphattn.masks.graphs.walks import (
     Coefficients,
     WalkFeatures,
@@ -97,8 +97,7 @@ class GraphRandomFeatures(TopologyMask):
         seed: Seed of the walks, which are the same on every backend. By default it is drawn. The
             draw follows `keras.utils.set_random_seed` and is kept in the configuration. Walks are
             not weights: give a seed to load weights into a model that is made by code again.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+        **kwargs: Those of every `Mask`.
 
     Weights:
         With `learn_modulation=True`, `log_modulation` of shape (L, num_heads), the logarithm of f.
@@ -227,9 +226,6 @@ class GraphRandomFeatures(TopologyMask):
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         left, right = (f.matrix(parameters["modulation"]) for f in (self._left, self._right))
         return ops.einsum("nvi,nwi->nvw", left, right)[None]
-
-    def get_config(self) -> dict[str, Any]:
-        return super().get_config() | graph_config(self._adjacency)
 
 
 @checked(

@@ -39,7 +39,6 @@ from keras_graphattn.checks import (
 from keras_graphattn.masks.graphs.edges import (
     Graph,
     adjacency_rule,
-    graph_config,
     numbers_of,
     read_graph,
     transition_matrix,
@@ -60,14 +59,7 @@ from keras_graphattn.masks.mask import (
     to_nodes,
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
-from keras_graphattn.numerics.precision import (
-    at_least_float32,
-    constant,
-    matmul,
-    pad,
-    positions_of,
-    take,
-)
+from keras_graphattn.numerics.precision import at_least_float32, constant, pad, positions_of, take
 from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Float, Int, Tensor
 
@@ -105,8 +97,7 @@ class RandomWalk(TopologyMask):
         seed: Seed of the walks, which are the same on every backend. By default it is drawn. The
             draw follows `keras.utils.set_random_seed` and is kept in the configuration. Walks are
             not weights: give a seed to load weights into a model that is made by code again.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+        **kwargs: Those of every `Mask`.
 
     Weights:
         With `learn_decay=True`, `log_decay` of shape (num_heads,).
@@ -160,7 +151,6 @@ class RandomWalk(TopologyMask):
         self.exact, self.learn_decay = flag("exact", exact), flag("learn_decay", learn_decay)
         self.decay = finite("decay", decay, positive=True)
         self.normalization = number()("normalization", normalization, {})
-        self._adjacency: Graph | None = None
         self._given_walks: Array | None = None
         self._features: WalkFeatures | None = None
         if graph is not None and walks is not None:
@@ -291,12 +281,8 @@ class RandomWalk(TopologyMask):
         return int(walks.shape[-1])
 
     def get_config(self) -> dict[str, object]:
-        config: dict[str, object] = super().get_config()
-        if self._adjacency is not None:
-            config |= graph_config(self._adjacency)
-        if self._given_walks is not None:
-            config["walks"] = self._given_walks.tolist()
-        return config
+        walks = self._given_walks
+        return super().get_config() | ({} if walks is None else {"walks": walks.tolist()})
 
 
 class WalkFeatures:
@@ -659,6 +645,6 @@ def kernel_of_steps(steps: Rows, decay: PerHead, length: int, normalization: flo
     start = ops.cast(ops.equal(nodes[:, None], nodes[None, :]), steps.dtype)  # (T, T)
     features = start + ops.zeros_like(steps)
     for step in range(length - 1):  # Horner: f = I + decay P f
-        features = start + decay * (matmul(steps, features) if step else steps)
+        features = start + decay * (steps @ features if step else steps)
     features = normalised(features, normalization)
-    return matmul(features, ops.transpose(features, (0, 1, 3, 2)))
+    return features @ ops.transpose(features, (0, 1, 3, 2))

@@ -277,7 +277,7 @@ def _hankel_products(x: Signal, table: Table, shapes: Shapes) -> Signal:
         if size <= LARGEST_MATRIX:
             places = np.arange(size)[:, None] + np.arange(size)  # d + e
             matrix = ops.reshape(take(values, places.ravel(), axis=0), (size, size, -1))
-            product = _matrix_products(signal, matrix)
+            product = ops.einsum("den,genc->gdnc", matrix, signal)
         else:  # a Toeplitz product: d + e = d - (size - 1 - e) + size - 1
             factors, signal = ops.transpose(values), ops.flip(signal, axis=1)
             # In tiles, a node beyond the end of f never changes a row that does not see it.
@@ -289,14 +289,3 @@ def _hankel_products(x: Signal, table: Table, shapes: Shapes) -> Signal:
             )
         parts.append(ops.reshape(product, (count * size, heads, columns)))
     return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=0)
-
-
-def _matrix_products(
-    x: Float[Tensor, "groups size N C"], matrix: Float[Tensor, "size size N?"]
-) -> Float[Tensor, "groups size N C"]:
-    """The product with a matrix per head."""
-    if matrix.shape[2] == 1:
-        count, size, heads, columns = ops.shape(x)
-        flat = ops.reshape(x, (count, size, heads * columns))
-        return ops.reshape(matrix[None, :, :, 0] @ flat, (count, size, heads, columns))
-    return ops.einsum("den,genc->gdnc", matrix, x)

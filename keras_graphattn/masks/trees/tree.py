@@ -76,8 +76,7 @@ class Tree(TopologyMask):
         max_depth: With `forest=None`, the most ancestors that a node may have; T - 1 by default. A
             smaller number saves steps of pointer doubling. A node with more ancestors is an error,
             as above.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
-            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+        **kwargs: Those of every `Mask`.
 
     Weights:
         `rate` and `offset` of shape (num_heads,), or `log_table` of shape (distances, num_heads).
@@ -314,9 +313,7 @@ class Tree(TopologyMask):
     def get_config(self) -> dict[str, object]:
         config: dict[str, object] = super().get_config()
         forest = self._forest
-        if forest is None:
-            config |= {"forest": None, "edge_weights": "edge_weights" in self.inputs_at_call}
-        else:
+        if forest is not None:
             parents = np.where(forest.depth > 0, forest.order[forest.parents], -1)
             config["forest"] = parents[forest.position].tolist()
             if (forest.weights[forest.depth > 0] != 1.0).any():
