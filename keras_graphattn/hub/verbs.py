@@ -94,6 +94,8 @@ def convert(
             `"attentive_graph_filter"` (`"agf"`) or `"masked_kernel"`; for encoders such as BERT and
             ViT also `"scaled_high_frequency"` (`"attnscale"`) and `"contra_norm"`. For backbones
             with an attention class of their own, such as Llama, Mistral and Qwen: the first two.
+            In a `TransformerDecoder`, AGF and masked kernels follow causality and padding. They
+            refuse a `decoder_attention_mask`, and AGF also `use_causal_mask=False`.
         where: `"all"`; `"even"` (indices 0, 2, 4, ...) or `"odd"`; `"first:<n>"` or `"last:<n>"`;
             an index or a list of indices; or a regular expression that is searched for in the
             paths of the attention layers. `inspect` shows indices and paths.

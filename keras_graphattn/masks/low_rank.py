@@ -241,8 +241,8 @@ class StochasticPositions(Factored):
     def factors(self, length: Length, parameters: Tensors) -> Factors:
         frequencies, logits = parameters["frequencies"], parameters["gain_logits"]
         gains = ops.softmax(pad(logits, ((0, 0), (0, 1))), axis=-1)[:, None, :-1]  # (N, 1, K)
-        places = positions_of(length)[None, :, None]
-        positions, within = (ops.cast(x, frequencies.dtype) for x in (places, places % 4096))
+        positions = ops.cast(positions_of(length), frequencies.dtype)[None, :, None]
+        within = positions - 4096.0 * _truncated(positions / 4096.0)
         # The leading 12 bits of a frequency make whole turns in 4096 positions. Their product with
         # a position within these is exact, and so is its fraction. Without this, a large position
         # would lose the digits of the angle.

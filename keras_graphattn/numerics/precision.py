@@ -215,6 +215,8 @@ def masked_softmax(
         longest = others.index(max(others))
         weights = scores.transpose(longest, -1).softmax(longest)
         weights = weights.transpose(longest, -1).contiguous()
+    elif backend.backend() == "torch":  # which may be traced at one token, for any number
+        weights = scores.softmax(axis)
     elif scores.shape[axis] != 1:
         weights = ops.softmax(scores, axis=axis)
     else:  # Keras' softmax warns of it

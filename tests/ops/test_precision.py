@@ -1,3 +1,4 @@
+import warnings
 from functools import partial
 
 import keras
@@ -7,10 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from keras import ops
 
 from keras_graphattn.numerics.precision import masked_softmax
 from tests import reference
 from tests.numerics import (
+    BACKEND,
     assert_close,
     reference_value_and_gradients,
     to_numpy,
@@ -67,3 +70,19 @@ def test_short_and_long_last_axes_give_the_same_softmax(shape, masked):
         )
         np.testing.assert_allclose(value, expected, atol=1e-6)
         np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="exports of Keras trace torch at sizes of 1")
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_masked_softmax_that_was_traced_at_one_token_holds_at_others(axis):
+    one, other = (torch.randn(1, n, n, generator=torch.Generator().manual_seed(0)) for n in (1, 5))
+    traced = torch.jit.trace(lambda x: masked_softmax(x, axis=axis), one, check_trace=False)
+    np.testing.assert_allclose(traced(other), masked_softmax(other, axis=axis), rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_a_softmax_over_one_entry_is_one_without_a_warning(axis):
+    scores = ops.convert_to_tensor(np.array([[[3.0]], [[-2.0]]], "float32"))
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        weights = masked_softmax(scores, axis=axis)
+    assert to_numpy(weights).ravel().tolist() == [1.0, 1.0]
