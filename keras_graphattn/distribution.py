@@ -15,7 +15,7 @@ import keras
 from keras_graphattn.checks import instance, is_list, whole
 from keras_graphattn.feature_maps import Favor
 from keras_graphattn.keras_internals import compiled_metrics, layouts_of, place_again, walk
-from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
+from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.sequence_parallel import SequenceParallel, check_backend, size_of
 
 __all__ = ["SequenceParallel", "check_layout_map", "distribute", "layout_map"]
@@ -133,7 +133,7 @@ def _matched(replicate: Sequence[str], paths: Sequence[str]) -> set[str]:
 
 def _splits(layer: keras.Layer, large: int) -> Iterator[tuple[keras.Variable, list[int]]]:
     """The weights of one layer that are split, and along which axes they can be."""
-    if isinstance(layer, MaskedKernelAttention) and isinstance(layer.feature_map, Favor):
+    if isinstance(layer, KernelLayer) and isinstance(layer.feature_map, Favor):
         yield layer.directions, [0]  # (N, H, m), split over N
     if not isinstance(
         layer, (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)

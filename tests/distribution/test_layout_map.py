@@ -8,7 +8,12 @@ import pytest
 
 import keras_graphattn
 from keras_graphattn.distribution import SequenceParallel, check_layout_map, distribute, layout_map
-from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention, MaskedKernelAttention
+from keras_graphattn.layers import (
+    AttentiveGraphFilter,
+    GraphFilterAttention,
+    GraphKernelAttention,
+    MaskedKernelAttention,
+)
 from keras_graphattn.masks import Toeplitz
 from tests.numerics import BACKEND
 
@@ -53,6 +58,15 @@ def test_every_weight_has_the_layout_of_its_kind_in_this_and_the_next_instance()
             assert paths
             assert {layouts.pop(path) for path in paths} == {axes}, pattern
         assert not layouts
+
+
+@on_jax
+def test_random_features_of_a_graph_kernel_are_split_too():
+    inputs = keras.Input((8, 16))
+    layer = GraphKernelAttention(4, 4, mask=Toeplitz(8), feature_map="favor")
+    built = keras.Model(inputs, layer(inputs))
+    layouts = check_layout_map(built, layout_map(built, mesh((4, 2)), large=1))
+    assert layouts[layer.directions.path] == ("model", None, None)
 
 
 @on_jax
