@@ -18,39 +18,10 @@ from keras_graphattn import (
 from keras_graphattn.distribution import layout_map
 from keras_graphattn.export import check_export, export_saved_model
 from keras_graphattn.hub import convert, inspect, revert
-from keras_graphattn.layers import (
-    AttentiveGraphFilter,
-    ContraNorm,
-    ContraNormAttention,
-    DifferentialAttention,
-    EdgeAttention,
-    GatedDeltaRule,
-    GraphFilterAttention,
-    GraphKernelAttention,
-    GraphMaxPooling,
-    GraphMeanPooling,
-    GraphSumPooling,
-    MaskedKernelAttention,
-    PLaplacianAttention,
-    ScaledHighFrequencyAttention,
-)
+from keras_graphattn.layers import *  # noqa: F403
 from keras_graphattn.version import __version__
 
 __all__ = [
-    "AttentiveGraphFilter",
-    "ContraNorm",
-    "ContraNormAttention",
-    "DifferentialAttention",
-    "EdgeAttention",
-    "GatedDeltaRule",
-    "GraphFilterAttention",
-    "GraphKernelAttention",
-    "GraphMaxPooling",
-    "GraphMeanPooling",
-    "GraphSumPooling",
-    "MaskedKernelAttention",
-    "PLaplacianAttention",
-    "ScaledHighFrequencyAttention",
     "__version__",
     "analysis",
     "biases",
@@ -71,3 +42,4 @@ __all__ = [
     "optimizers",
     "revert",
 ]
+__all__ += layers.__all__

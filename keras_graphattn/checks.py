@@ -286,11 +286,6 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def is_one_of(value: object, allowed: Sequence[str | None]) -> bool:
-    """Whether a value of any type is one of the allowed names."""
-    return (value is None or isinstance(value, str)) and value in allowed
-
-
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     """Whether a value is a list or another sequence, but not text or bytes."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))

@@ -88,6 +88,16 @@ class CoefficientRate:
         setattr(variable, MARK, self.coefficient_learning_rate_multiplier)
         return variable
 
+    def add_array(self, name: str, start: Any, trainable: bool = True) -> keras.Variable:
+        """A weight that starts as an array and keeps the variable dtype in mixed precision."""
+        return self.add_weight(
+            name=name,
+            shape=start.shape,
+            initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype),
+            trainable=trainable,
+            autocast=False,
+        )
+
     def _parts(self) -> list["CoefficientRate"]:
         """The layer itself, then its mask or bias, then the parts of that."""
         return [part for part in self._flatten_layers() if isinstance(part, CoefficientRate)]
@@ -111,11 +121,15 @@ class CoefficientRate:
         rate = self.coefficient_learning_rate_multiplier if self.built else self._multiplier
         return {**config, NAME: rate}
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return cls(**config)  # `__init__` checks the dtype, which Keras would read before it
+
 
 class Filtered:
     """Base of layers with a filter: the filter's coefficients are weights of the layer."""
 
-    add_weight: Callable[..., keras.Variable]
+    add_array: Callable[..., keras.Variable]
     _coefficient_names: tuple[str, ...]
 
     def add_filter_weights(self, filter: Any, num_heads: int) -> None:
@@ -123,15 +137,7 @@ class Filtered:
         coefficients = filter.coefficients(num_heads)
         self._coefficient_names = tuple(coefficients)
         for name, coefficient in coefficients.items():
-            start = coefficient.start  # (..., N)
-            weight = self.add_weight(
-                name=name,
-                shape=start.shape,
-                initializer=lambda shape, dtype, start=start: ops.convert_to_tensor(start, dtype),
-                trainable=coefficient.trainable,
-                autocast=False,  # mixed precision keeps it in the variable dtype
-            )
-            setattr(self, name, weight)
+            setattr(self, name, self.add_array(name, coefficient.start, coefficient.trainable))
 
     def filtered(
         self,

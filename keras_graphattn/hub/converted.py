@@ -14,7 +14,7 @@ of these attributes may have the name of a method here: tests/hub/test_families.
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -23,7 +23,7 @@ import keras
 from keras import ops
 
 from keras_graphattn import biases, filters
-from keras_graphattn.checks import is_one_of, whole
+from keras_graphattn.checks import one_of, whole
 from keras_graphattn.coefficient_rate import (
     FINE_TUNING_MULTIPLIER,
     NAME,
@@ -251,7 +251,6 @@ class AttentionFamily:
 
     Attributes:
         spelling: The names of projections and sizes.
-        attends_causally: Whether tokens see only themselves and tokens before them.
         adds_bias: Whether something is added to the scores.
         has_sink: Whether a learned logit takes part in the softmax.
         uses_backend: Whether the original may call the backend's own attention.
@@ -260,7 +259,6 @@ class AttentionFamily:
     """
 
     spelling: ClassVar[Spelling] = Spelling()
-    attends_causally: ClassVar[bool] = False
     adds_bias: ClassVar[bool] = False
     has_sink: ClassVar[bool] = False
     uses_backend: ClassVar[bool] = False
@@ -366,10 +364,6 @@ class AttentionFamily:
             "value": part(self, names.value),
             "attention_output": part(self, names.output),
         }
-
-    def sees_past_only(self, parent: keras.Layer) -> bool:
-        """Whether tokens see only themselves and tokens before them, in this parent."""
-        return self.attends_causally
 
     def refusal_reason(self) -> str | None:
         """The reason why this layer cannot be converted; `None` if it can be."""
@@ -510,22 +504,23 @@ class AttentionFamily:
         inputs: Float[Tensor, "B T _"],
         mask: Mask | None,
         cache: Cache,
-        index: Index | None,
+        cache_update_index: Index | None = None,
         training: bool | None = None,
         *,
         bias: Bias | None = None,
-        update: Num[Tensor, "B T"] | None = None,
+        cache_update_mask: Num[Tensor, "B T"] | None = None,
         projected: tuple[Heads, ...] | None = None,
         gate: Heads | None = None,
     ) -> tuple[Float[Tensor, "B T _"], Cache]:
         """The result for new tokens, and the next cache: keys, values, further signals.
 
-        The first new token has the position `index`. The mask, (B, t, S), is against the whole
-        cache. Where `update` is false, the cache keeps what it has. Queries, keys and values are
-        `projected` where `projected_heads` cannot make them of `inputs` and `index` only. The gate
-        has factors of the outputs of the heads, (B, t, N, H).
+        The first new token has the position `cache_update_index`. The mask, (B, t, S), is against
+        the whole cache. Where `cache_update_mask` is false, the cache keeps what it has. Queries,
+        keys and values are `projected` where `projected_heads` cannot make them of `inputs` and the
+        position only. The gate has factors of the outputs of the heads, (B, t, N, H).
         """
         refuse_paged_attention(self)
+        index, update = cache_update_index, cache_update_mask
         self.check_index(index)
         cache = open_slots(cache, max(self.cache_slots, self.needed_slots))
         query, key, value = projected or self.projected_heads(inputs, index)
@@ -679,9 +674,6 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionF
         """Keys and values, and Nq / Nkv slots for each further signal: those are per query head."""
         return 2 + (self.num_signals - 1) * int(self.settings.sizes.groups)
 
-    def _is_told_by_weights(self, store: Mapping[str, object]) -> bool:
-        return bool(self.coefficients)
-
     def start(self, settings: Options, multiplier: float) -> None:
         """Gives the layer its settings and its new weights; its class has changed already."""
         self._multiplier = multiplier
@@ -783,11 +775,8 @@ class ConvertedGraphFilter(Filtered, ConvertedAttention):
         block_size: int = 512,
         bias: Any = None,
     ) -> Options:
-        if attention_path is not None and not is_one_of(attention_path, PATHS):
-            raise ValueError(
-                f"`attention_path` must be one of {list(PATHS)}, or None. Received: "
-                f"attention_path={attention_path!r}"
-            )
+        if attention_path is not None:
+            one_of(*PATHS)("attention_path", attention_path, {})
         if attention_path not in (None, "dense") and (terms := self.beyond_softmax()):
             raise ValueError(
                 f"These layers have a {' and a '.join(terms)}, which only the dense path keeps. "

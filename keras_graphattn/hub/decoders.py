@@ -47,7 +47,6 @@ class Decoder(AttentionFamily):
     """Base of the families of decoders with a cache."""
 
     spelling = Spelling(dropout_before="dropout_layer")
-    attends_causally = True
     uses_backend = True
     stacks_caches = True
 
@@ -74,23 +73,8 @@ class Decoder(AttentionFamily):
         **arguments: Any,
     ) -> Result:
         if cache is not None:
-            return self.decode(hidden_states, attention_mask, cache, **arguments)
+            return self.attend_cached(hidden_states, attention_mask, cache, **arguments)
         return super().call(hidden_states, attention_mask=attention_mask, **arguments)  # type: ignore[misc]
-
-    def decode(
-        self,
-        inputs: Tokens,
-        mask: Mask | None,
-        cache: Cache,
-        *,
-        cache_update_index: Index | None = None,
-        cache_update_mask: Mask | None = None,
-        training: bool | None = None,
-        **given: Any,
-    ) -> Result:
-        """The result of `call` with a cache; `attend_cached` says what else may be given."""
-        index, update = cache_update_index, cache_update_mask
-        return self.attend_cached(inputs, mask, cache, index, training, update=update, **given)
 
     def _rotated(self, x: Heads, start_index: Index) -> Heads:
         """Queries or keys (B, t, N, H), the first `rotary_dim` features rotated."""
@@ -147,7 +131,7 @@ class Qwen35Decoder(QwenDecoder):
     of the prompt to the recurrence a second time.
     """
 
-    def decode(
+    def attend_cached(  # type: ignore[override]
         self,
         inputs: Tokens,
         mask: Mask | None,
@@ -164,8 +148,8 @@ class Qwen35Decoder(QwenDecoder):
             for x in (self._query_norm(query), self._key_norm(self._key_dense(inputs)))
         )
         projected = query, key, self._value_dense(inputs)
-        gate = ops.sigmoid(gate)
-        return super().decode(inputs, mask, cache, projected=projected, gate=gate, **arguments)
+        arguments |= {"projected": projected, "gate": ops.sigmoid(gate)}
+        return super().attend_cached(inputs, mask, cache, **arguments)
 
 
 @functools.cache
@@ -358,9 +342,6 @@ class T5Attention(Decoder):
     )
     adds_bias = True
 
-    def sees_past_only(self, parent: keras.Layer) -> bool:
-        return bool(self.is_decoder)
-
     def call(  # type: ignore[override]
         self,
         hidden_states: Tokens,
@@ -421,9 +402,6 @@ class MoonshineAttention(Decoder):
 
     spelling = Spelling(matrix_dropout="dropout_layer")
 
-    def sees_past_only(self, parent: keras.Layer) -> bool:
-        return bool(self.use_causal_mask)
-
     def _compute_attention(  # type: ignore[override]
         self,
         query: Heads,
@@ -453,4 +431,4 @@ class MoonshineAttention(Decoder):
             rotate = sys.modules[self.plain_class.__module__]._apply_rotary_pos_emb
             queries, keys = rotate(queries, rotary_embedding), rotate(keys, rotary_embedding)
         projected = queries, keys, values
-        return self.decode(query, attention_mask, cache, projected=projected, **arguments)
+        return self.attend_cached(query, attention_mask, cache, projected=projected, **arguments)

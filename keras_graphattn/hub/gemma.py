@@ -65,27 +65,19 @@ class Gemma3Attention(GemmaAttention):
     spelling = replace(GemmaAttention.spelling, query_norm="query_norm", key_norm="key_norm")
     stacks_caches = False
 
-    def sees_past_only(self, parent: keras.Layer) -> bool:
-        return not self.use_bidirectional_attention
-
     def window_sides(self) -> Sides:
         size = self.sliding_window_size
         if self.use_sliding_window_attention and self.use_bidirectional_attention:
             return size - size // 2 - 1, size // 2
         return super().window_sides()
 
-    def decode(
+    def attend_cached(  # type: ignore[override]
         self, inputs: Tokens, mask: Mask | None, cache: Cache | tuple[Heads, ...], **arguments: Any
     ) -> Result:
         stacked = ops.stack(cache, axis=1)  # (B, slots, S, Nkv, H)
         arguments = {"cache_update_index": 0, **arguments}
-        outputs, stacked = super().decode(inputs, mask, stacked, **arguments)
+        outputs, stacked = super().attend_cached(inputs, mask, stacked, **arguments)
         return outputs, tuple(ops.unstack(stacked, axis=1))
-
-
-def heads_swapped(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """A tensor (..., N, T, H) as (..., T, N, H), or back."""
-    return ops.swapaxes(x, -3, -2)
 
 
 class Gemma3nAttention(Decoder):
@@ -132,14 +124,16 @@ class Gemma3nAttention(Decoder):
     def _compute_attention(  # type: ignore[override]
         self, query: Heads, key: Heads, value: Heads, mask: Mask | None, training: bool | None
     ) -> tuple[Heads, None]:
-        query, key, value = (heads_swapped(x) for x in (query, key, value))
+        query, key, value = (ops.swapaxes(x, 1, 2) for x in (query, key, value))
         return self.attend(query, key, value, mask, training), None
 
-    def decode(self, inputs: Tokens, mask: Mask | None, cache: Cache, **arguments: Any) -> Result:
+    def attend_cached(  # type: ignore[override]
+        self, inputs: Tokens, mask: Mask | None, cache: Cache, **arguments: Any
+    ) -> Result:
         arguments = {"cache_update_index": 0, **arguments}
-        cache = heads_swapped(cache)  # (B, slots, S, Nkv, H)
-        outputs, cache = super().decode(inputs, mask, cache, **arguments)
-        return outputs, None, heads_swapped(cache)
+        cache = ops.swapaxes(cache, -3, -2)  # (B, slots, S, Nkv, H)
+        outputs, cache = super().attend_cached(inputs, mask, cache, **arguments)
+        return outputs, None, ops.swapaxes(cache, -3, -2)
 
 
 NO_CACHE = (
@@ -171,9 +165,6 @@ class Gemma4Attention(GemmaAttention):
 
     def refusal_reason(self) -> str | None:
         return NO_CACHE if self.is_of_assistant() else None
-
-    def sees_past_only(self, parent: keras.Layer) -> bool:
-        return not self.use_bidirectional_attention
 
     def head_sizes(self) -> HeadSizes:
         heads, size = self.query_dense.partial_output_shape[-2:]
@@ -215,7 +206,7 @@ class Gemma4Attention(GemmaAttention):
             own = ops.concatenate([borrowed, own[:, 2:]], axis=1)
         projected = self._projected_at(x, index, positions, own)
         outputs, own = self.attend_cached(
-            x, attention_mask, own, index, training, update=update, projected=projected
+            x, attention_mask, own, index, training, cache_update_mask=update, projected=projected
         )
         whole = open_slots(cache, own.shape[1])
         return outputs, ops.slice_update(whole, (0, 0, 0, 0, 0), ops.cast(own, whole.dtype))
@@ -249,9 +240,6 @@ class T5GemmaAttention(GemmaAttention):
     """
 
     spelling = replace(GemmaAttention.spelling, rotary="rotary_embedding", scale="scaling")
-
-    def sees_past_only(self, parent: keras.Layer) -> bool:
-        return type(parent).__name__ == "T5GemmaDecoderLayer"
 
     def _compute_attention(  # type: ignore[override]
         self, query: Heads, key: Heads, value: Heads, mask: Mask | None, training: bool | None
@@ -293,9 +281,6 @@ class T5Gemma2Attention(T5GemmaAttention):
             f"{MERGED} looks from the decoder's tokens at these and at all of the encoder's: its "
             "attention matrix is not square"
         )
-
-    def sees_past_only(self, parent: keras.Layer) -> bool:
-        return type(self).__name__ == MERGED
 
 
 class GemmaVisionAttention(AttentionFamily):

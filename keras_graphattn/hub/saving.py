@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -46,10 +46,7 @@ KEY = "graph_attention"  # what is kept of conversions in configurations and fil
 PAIRS = ("decoder_attention_mask", "use_causal_mask")  # not all attention in a decoder follows them
 
 Namespace = dict[str, Any]
-if TYPE_CHECKING:
-    from typing import Any as Plain  # has the methods of any class of layers
-else:
-    Plain = object
+Part: Any = object  # base of the methods of carriers; the plain class of layers follows it
 
 
 class Conversions:
@@ -348,11 +345,7 @@ def _carrier_named(identity: dict[str, str]) -> type:
     return carrier(plain)
 
 
-class Part(Plain):  # type: ignore[misc]
-    """Base of the methods of carriers other than `get_config`; the plain class follows it."""
-
-
-class Compiled(Part):
+class Compiled(Part):  # type: ignore[misc]
     """`compile` gives the optimizer the coefficients' own rates."""
 
     def compile(self, *args: object, **kwargs: object) -> None:
@@ -378,7 +371,7 @@ def settle_optimizer(model: keras.Model) -> None:
         (apply_rates if is_converted else without_coefficient_rates)(optimizer)
 
 
-class Weighted(Part):
+class Weighted(Part):  # type: ignore[misc]
     """The original cannot read the file of weights of a converted model.
 
     Keras does not report weights that do not fit when it meets a layer a second time, which it does
@@ -394,7 +387,7 @@ class Weighted(Part):
         super().load_own_variables({key: store[key] for key in set(store.keys()) - {KEY}})
 
 
-class Adapted(Part):
+class Adapted(Part):  # type: ignore[misc]
     """LoRA leaves the coefficients trainable."""
 
     def enable_lora(self, *args: object, **kwargs: object) -> object:
@@ -409,7 +402,7 @@ class Adapted(Part):
 FACTORS, COEFFICIENTS = "lora", "coefficients"  # the first is KerasHub's name
 
 
-class AdaptedFiles(Part):
+class AdaptedFiles(Part):  # type: ignore[misc]
     """Files of LoRA weights have the coefficients in addition to the factors.
 
     Both are in a group of the file that the original model does not know, so it refuses the file.
@@ -478,7 +471,7 @@ def _numbered_variables(backbone: keras.Layer) -> dict[str, keras.Variable]:
     }
 
 
-class Preset(Part):
+class Preset(Part):  # type: ignore[misc]
     """A preset names the carrier of its task.
 
     KerasHub looks for the class of tasks that goes with the class of the backbone. Where it finds
@@ -503,7 +496,7 @@ class Preset(Part):
             scratch.write_text(json.dumps(config, indent=4))
 
 
-class Reverted(Part):
+class Reverted(Part):  # type: ignore[misc]
     """Transformers knows only the original attention."""
 
     def export_to_transformers(self, path: str | os.PathLike[str]) -> None:
@@ -515,7 +508,7 @@ class Reverted(Part):
         )
 
 
-BY_METHOD: dict[str, type[Part]] = {  # for plain classes that have the method; two are of models
+BY_METHOD: dict[str, type] = {  # for plain classes that have the method; two are of models
     "compile_from_config": Compiled,
     "save_weights": Weighted,
     "enable_lora": Adapted,

@@ -93,6 +93,7 @@ class StockAttention(AttentionFamily):
         return projections_of(self)
 
     def sees_past_only(self, parent: keras.Layer) -> bool:
+        """Whether tokens see only themselves and tokens before them, in this parent."""
         if any(base.__name__ in DECODERS for base in type(parent).__mro__):
             return True
         return bool(getattr(parent, "use_causal_mask", False))
@@ -310,11 +311,6 @@ class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):  # type: i
             )
 
     of_decoder: ClassVar[dict[str, object]] = {"decoder_attention_mask": None}
-
-    @property
-    def num_signals(self) -> int:
-        """How often A is applied: the signals of past tokens that the cache keeps."""
-        return 1 if self.filter is None else self.filter.num_applications
 
     def operator(self, tokens: Tokens, call: Call) -> KernelOperator:
         entries = call.visibility.entries

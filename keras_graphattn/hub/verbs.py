@@ -41,6 +41,7 @@ from keras_graphattn.keras_internals import (
     track_again,
     walk,
 )
+from keras_graphattn.layers.base import OF_PROJECTIONS
 from keras_graphattn.layers.token_layer import TokenLayer
 
 Where = str | int | Sequence[int]  # what selects attention layers
@@ -49,12 +50,6 @@ GIVEN_BY_THE_MODEL = (
     *("num_heads", "key_dim", "value_dim", "use_bias", "output_shape", "attention_axes"),
     *("use_gate", "num_key_value_heads", "name", "dtype", "trainable"),
 )
-# of the projections, which keep their weights; AGF has one of its own
-OF_PROJECTIONS = (
-    *("kernel_initializer", "kernel_regularizer", "kernel_constraint", "activity_regularizer"),
-    *("bias_initializer", "bias_regularizer", "bias_constraint"),
-)
-
 _EXPECTED = (
     '"all", "even", "odd", "first:<n>", "last:<n>", an index or a list of indices, or a regular '
     "expression that is searched for in the paths"
@@ -132,7 +127,7 @@ def convert(
     Sources: arXiv 2312.04234 (GFSA), 2311.03235 (p-LaT), 2505.08516 (AGF), 2107.07999 (masks).
     """
     name = attention_name(attention)
-    kept = () if name == "attentive_graph_filter" else OF_PROJECTIONS
+    kept = () if name == "attentive_graph_filter" else OF_PROJECTIONS  # AGF has one of its own
     given = (*GIVEN_BY_THE_MODEL, *kept)
     refused = [f"{option}={options[option]!r}" for option in options if option in given]
     if refused:

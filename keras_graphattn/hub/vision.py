@@ -268,9 +268,6 @@ class VideoPrismAttention(AttentionFamily):
         sizes = super().head_sizes()
         return sizes._replace(scale=1.0) if self.use_per_dim_scale else sizes
 
-    def sees_past_only(self, parent: keras.Layer) -> bool:
-        return bool(getattr(parent, "is_causal", False))
-
     def call(
         self,
         query: Tokens,

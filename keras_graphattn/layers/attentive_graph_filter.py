@@ -9,6 +9,7 @@ from keras import ops
 from keras_graphattn import filters
 from keras_graphattn.checks import (
     Sizes,
+    check_shape,
     checked,
     did_you_mean,
     flag,
@@ -17,23 +18,13 @@ from keras_graphattn.checks import (
     one_of,
     optional,
     size,
-    tensor,
 )
 from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.filters import Filter, Polynomial
 from keras_graphattn.filters.polynomial import polynomial
-from keras_graphattn.layers.base import (
-    AttentionLayer,
-    Call,
-    Shape,
-    Tokens,
-    is_key_mask,
-    key_mask_of,
-    padding_of,
-    refuse_options,
-)
+from keras_graphattn.layers.base import AttentionLayer, Call, Shape, Tokens, padding_of
 from keras_graphattn.numerics.precision import at_least_float32, tanh, without_padding
-from keras_graphattn.operators.operator import Operator, all_of
+from keras_graphattn.operators.operator import Operator
 from keras_graphattn.operators.singular import (
     ACTIVATIONS,
     SCALINGS,
@@ -44,7 +35,8 @@ from keras_graphattn.operators.singular import (
     right_singular_vectors,
 )
 from keras_graphattn.operators.singular_causal import RunningSum, empty_running_sum
-from keras_graphattn.types import Bool, Float, Num, Tensor
+from keras_graphattn.ops import running_sum
+from keras_graphattn.types import Bool, Float, Tensor
 
 ABLATIONS = ("singular_values", "ones")
 STARTS = {"plain": 0.0, "high_pass": -0.5}  # tanh(theta_1), for an increasing P_1
@@ -102,9 +94,8 @@ class AttentiveGraphFilter(AttentionLayer):
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, initializers, regularizers, constraints, `use_gate`, `seed`, `name`,
             `dtype`) except `attention_axes`, `sliding_window` and `flash_attention`, which need
-            an attention matrix. And `coefficient_learning_rate_multiplier`, 10 by default:
-            `theta` learns this many times as fast as other weights, if the optimizer is one of
-            `keras_graphattn.optimizers.with_coefficient_rates`. Any other optimizer ignores it.
+            an attention matrix. And `coefficient_learning_rate_multiplier` of `theta`, as for
+            `GraphFilterAttention`.
 
     Call arguments:
         query: Tensor of shape (B, T, d), from which U and S are made.
@@ -150,6 +141,8 @@ class AttentiveGraphFilter(AttentionLayer):
     """
 
     filter: Filter | str
+    refused = ("attention_axes", "sliding_window")
+    instead = "Leave it out: there is no attention matrix."
     across_sequences = "Use causal=False for cross-attention."
     max_rank = 3
 
@@ -169,9 +162,6 @@ class AttentiveGraphFilter(AttentionLayer):
         orthogonality_scaling: str = "mean",
         **kwargs: Any,
     ) -> None:
-        refused = ["attention_axes", "sliding_window"]
-        fix = "Leave it out: there is no attention matrix."
-        refuse_options(type(self).__name__, kwargs, refused, fix)
         chosen = _singular_filter(filter, order, learned_constant)
         self.causal = self.is_square = flag("causal", causal)
         self.vector_activation = one_of(*ACTIVATIONS)("vector_activation", vector_activation, {})
@@ -194,28 +184,20 @@ class AttentiveGraphFilter(AttentionLayer):
 
     def add_coefficients(self, query_shape: Shape) -> None:
         if isinstance(self.filter, Polynomial):
-            start = _start_of_theta(self.filter)
-            self.theta = self.add_weight(
-                name="theta",
-                shape=start.shape,
-                initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype=dtype),
-                trainable=self.filter.trainable_coefficients,
-                autocast=False,
-            )
+            # g(S) = P_0 + sum_k tanh(theta_k) P_k(S). A decreasing P_1 needs the opposite sign for
+            # the same effect on large singular values.
+            falls = self.filter.recurrence()[0].slope < 0.0
+            start = np.zeros(self.filter.order)
+            start[0] = np.arctanh(STARTS[self.filter.start]) * (-1.0 if falls else 1.0)
+            self.theta = self.add_array("theta", start, self.filter.trainable_coefficients)
         else:
             super().add_coefficients(query_shape)
         if self.learned_constant:
-            self.theta_constant = self.add_weight(
-                name="theta_constant", shape=(), initializer="zeros", autocast=False
-            )
+            self.theta_constant = self.add_array("theta_constant", np.zeros(()))
 
-    def build(
-        self, query_shape: Shape, value_shape: Shape | None = None, key_shape: Shape | None = None
-    ) -> None:
-        super().build(query_shape, value_shape, key_shape)
+    def add_sublayers(self, query_shape: Shape) -> None:
         if self.filter != "ones":
-            self._singular_dense = self._token_projection("singular", self.key_dim)
-            self._singular_dense.build(query_shape)
+            self._singular_dense = self._token_projection("singular", query_shape, self.key_dim)
 
     @property
     def singular_dense(self) -> keras.layers.EinsumDense:
@@ -223,13 +205,16 @@ class AttentiveGraphFilter(AttentionLayer):
         return self._singular_dense
 
     def operator(self, tokens: Tokens, call: Call) -> SingularOperator:
-        queries, keys, causal = call.visibility.queries, call.visibility.keys, self.causal
+        queries, causal = call.visibility.queries, self.causal
         if call.visibility.causal and not causal:
             raise ValueError(
                 "This AttentiveGraphFilter normalises over the whole sequence and is not causal. "
                 "Received: use_causal_mask=True. Make the layer with causal=True."
             )
-        keys = all_of(keys, self._visible_keys(call.visibility.entries))
+        keys = call.visibility.keys
+        if call.visibility.entries is not None:
+            fix = "Pass padding as `query_mask` and `value_mask`, or use GraphFilterAttention."
+            keys = self._visible_keys(call.visibility, fix)
         activation = self.vector_activation
         left = left_singular_vectors(tokens.query, queries, activation)  # U, (B, T, N, H)
         if self.orthogonality_weight:
@@ -261,23 +246,6 @@ class AttentiveGraphFilter(AttentionLayer):
         constant = at_least_float32(tanh(self.theta_constant)) if self.learned_constant else 1.0
         coefficients = [constant, *ops.unstack(theta, self.filter.order)]
         return left * polynomial(values, coefficients, self.filter.recurrence())
-
-    def _visible_keys(self, entries: Num[Tensor, "..."] | None) -> Num[Tensor, "B S"] | None:
-        """An attention mask (B, 1, S) or (B, 1, 1, S) as booleans of tokens.
-
-        Raises:
-            ValueError: For a mask that depends on the query position.
-        """
-        if entries is None:
-            return None
-        if not is_key_mask(entries.shape):
-            raise ValueError(
-                "AttentiveGraphFilter has no attention matrix to mask entry by entry: "
-                "`attention_mask` must have shape (B, 1, S), one mask of key positions for all "
-                f"queries. Received: attention_mask.shape={tuple(entries.shape)}. Pass padding as "
-                "`query_mask` and `value_mask`, or use GraphFilterAttention."
-            )
-        return key_mask_of(entries)
 
     @checked(batch_size=size(0))
     def get_initial_state(self, batch_size: int) -> RunningSum:
@@ -340,28 +308,13 @@ class AttentiveGraphFilter(AttentionLayer):
         tokens = without_padding(ops.cast(tokens, self.compute_dtype), padding_mask)
         inputs, query, key, value = self._projected(tokens, tokens, tokens, padding_mask)
         left = self._filtered_left(left_singular_vectors(query, padding_mask), inputs)
-        state = self._checked_state(state, key, value)
+        sizes: Sizes = {}
+        for shape, x in (("B _ N H", key), ("B _ N D", value)):
+            check_shape("tokens", x, (shape,), sizes)
+        state = running_sum("state", state, sizes)
         operator = SingularOperator(left, key, None, padding_mask, causal=True, state=state)
         outputs = self._project_out(operator(value), tokens)
         return outputs, cast("RunningSum", operator.following)
-
-    def _checked_state(
-        self, state: object, key: Float[Tensor, "B T N H"], value: Float[Tensor, "B T N D"]
-    ) -> RunningSum:
-        """Returns the state; raises an error if it does not fit the logits and the values."""
-        if not isinstance(state, RunningSum):
-            raise ValueError(
-                "`state` must be a RunningSum, from `get_initial_state` or an earlier call. "
-                f"Received: state={state!r}"
-            )
-        sizes: Sizes = {}
-        for shape, x in (("B _ N H", key), ("B _ N D", value)):
-            tensor(shape)("tokens", x, sizes)
-        shapes = {"maximum": "B N H", "normaliser": "B N H", "context": "B N H D"}
-        parts = state._asdict()
-        return RunningSum(
-            *(tensor(shapes[part])(f"state.{part}", x, sizes) for part, x in parts.items())
-        )
 
     def _check_causal(self, method: str) -> None:
         if not self.causal:
@@ -372,12 +325,10 @@ class AttentiveGraphFilter(AttentionLayer):
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
-        del config["attention_axes"], config["sliding_window"]
         names = ["learned_constant", "causal", "vector_activation"]
         names += ["orthogonality_weight", "orthogonality_scaling"]
-        chosen = self.filter
-        chosen = chosen if isinstance(chosen, str) else keras.saving.serialize_keras_object(chosen)
-        return {**config, **{name: getattr(self, name) for name in names}, "filter": chosen}
+        config["filter"] = keras.saving.serialize_keras_object(self.filter)
+        return config | {name: getattr(self, name) for name in names}
 
 
 def _singular_filter(
@@ -404,38 +355,26 @@ def _singular_filter(
         )
     is_polynomial = isinstance(filter, str) and issubclass(filters.FILTERS[filter], Polynomial)
     chosen = filters.get(filter, ORDER if order is None and is_polynomial else order)
-    if isinstance(chosen, Polynomial):
-        _check_polynomial(chosen, learned_constant)
-    elif learned_constant:
-        raise ValueError(
-            "`learned_constant` learns the weight of P_0 of a polynomial. Received: "
-            f"learned_constant=True, filter={chosen!r}. Leave it out."
-        )
-    return chosen
-
-
-def _check_polynomial(filter: Polynomial, learned_constant: bool) -> None:
-    if filter.initial_coefficients is not None:
+    if not isinstance(chosen, Polynomial):
+        if learned_constant:
+            raise ValueError(
+                "`learned_constant` learns the weight of P_0 of a polynomial. Received: "
+                f"learned_constant=True, filter={chosen!r}. Leave it out."
+            )
+        return chosen
+    if chosen.initial_coefficients is not None:
         raise ValueError(
             "AttentiveGraphFilter learns its own weights theta for a polynomial, which start at "
-            f"0. Received: initial_coefficients={filter.initial_coefficients!r}. Leave them out."
+            f"0. Received: initial_coefficients={chosen.initial_coefficients!r}. Leave them out."
         )
-    if filter.start not in STARTS:
+    if chosen.start not in STARTS:
         raise ValueError(
             f"`start` of a filter of singular values must be one of {list(STARTS)}. Received: "
-            f"start={filter.start!r}"
+            f"start={chosen.start!r}"
         )
-    if filter.start != "plain" and learned_constant:
+    if chosen.start != "plain" and learned_constant:
         raise ValueError(
             "A named start needs a polynomial whose weight of P_0 is 1. Received: "
-            f"start={filter.start!r}, learned_constant=True. Leave out one of the two."
+            f"start={chosen.start!r}, learned_constant=True. Leave out one of the two."
         )
-
-
-def _start_of_theta(filter: Polynomial) -> np.ndarray:
-    """Raw theta_1 ... theta_K of g(S) = P_0 + sum_k tanh(theta_k) P_k(S) at the filter's start."""
-    theta = np.zeros(filter.order)
-    # a decreasing P_1 needs the opposite sign for the same effect on large singular values
-    falls = filter.recurrence()[0].slope < 0.0
-    theta[0] = np.arctanh(STARTS[filter.start]) * (-1.0 if falls else 1.0)
-    return theta
+    return chosen

@@ -29,10 +29,10 @@ from keras_graphattn.checks import (
     floats,
     integers,
     is_list,
-    is_one_of,
     is_whole,
     known_value,
     number,
+    one_of,
     optional,
     size,
     switch,
@@ -43,7 +43,7 @@ from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.coefficient_rate import CoefficientRate, Filtered
 from keras_graphattn.filters import Filter
 from keras_graphattn.filters import get as get_filter
-from keras_graphattn.keras_internals import keras_mask_of
+from keras_graphattn.keras_internals import keras_mask_of, replaced_attributes
 from keras_graphattn.layers.attention_axes import AttentionAxes
 from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.quantisation import NOT_CALIBRATED, policies_of, refuse_calibrated
@@ -56,9 +56,8 @@ from keras_graphattn.numerics.precision import (
 )
 from keras_graphattn.operators.cached import Cache, CachedOperator, updated_booleans
 from keras_graphattn.operators.operator import Operator, Visibility, all_of, four_dimensional
-from keras_graphattn.operators.softmax import Logits, PairRows
-from keras_graphattn.serialization import restored
-from keras_graphattn.types import Bool, Float, Int, Num, Size, Tensor
+from keras_graphattn.operators.softmax import Logits, PairRows, SoftmaxOperator, scores_of
+from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 Shape = Sequence[int | None]
 
@@ -105,9 +104,10 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
     filter: Filter | str | None = None
     is_square = True  # whether query and value must have the same length
     across_sequences = "Use keras.layers.MultiHeadAttention for cross-attention."
+    refused: ClassVar[tuple[str, ...]] = ()  # options of multi-head attention that it has not
+    instead = "Leave it out."
     takes_mask_inputs = False  # whether its mask of factors, or its graph, comes with a call
     max_rank: ClassVar[int | None] = None  # most dimensions of an input, if there is a limit
-    _adopted: "Adopted | None" = None
 
     def __init__(self, *args: Any, flash_attention: bool | None = None, **kwargs: Any) -> None:
         if optional(flag)("flash_attention", flash_attention, {}):
@@ -115,6 +115,12 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
                 f"{type(self).__name__} does not run on a flash attention kernel. Received: "
                 f"flash_attention={flash_attention}. Leave it out."
             )
+        for name in self.refused:
+            if kwargs.get(name) is not None:
+                raise ValueError(
+                    f"{type(self).__name__} does not support `{name}`. Received: "
+                    f"{name}={kwargs[name]!r}. {self.instead}"
+                )
         if "bias" in kwargs:
             raise ValueError(
                 f"{type(self).__name__} has no softmax of scores to add a bias to. Received: bias="
@@ -133,7 +139,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             kwargs["seed"] = int(kwargs["seed"])  # Keras takes no integer of NumPy
         super().__init__(*args, **kwargs)
         # Keras wraps `build` in each instance, too.
-        self.build = self._undone_if_refused(self.build)  # type: ignore[method-assign]
+        self.build = undone_if_refused(self)(self.build)  # type: ignore[method-assign]
         self._flash_attention = False
 
     def get_config(self) -> dict[str, Any]:
@@ -141,12 +147,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         policies = policies_of(self)
         if policies is not None:
             config["dtype"] = keras.dtype_policies.serialize(policies)
-        return config
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
-        check_dtype_policy(config.get("dtype"))  # Keras reads it before `__init__` can check it
-        return super().from_config(config)
+        return {name: value for name, value in config.items() if name not in self.refused}
 
     # For subclasses to write
 
@@ -222,10 +223,22 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             key = value if is_value else without_padding(key, visible_keys)
         (query, value, key), non_finite = self.without_non_finite(query, value, key)
         axes = self._axes_of(query)
-        visibility = self._visibility(
-            axes, attention_mask, query_mask, visible_keys, use_causal_mask
-        )
+        queries, keys, window = query_mask, visible_keys, self.sliding_window
+        if axes is not None:
+            if attention_mask is not None:
+                attention_mask = axes.joined_entries("attention_mask", attention_mask)
+            is_positional = use_causal_mask or any(x is not None for x in (window, queries, keys))
+            if is_positional and not axes.is_last:
+                raise ValueError(
+                    "Token masks, `use_causal_mask` and `sliding_window` are defined for attention "
+                    "over one axis, the last before the features. Received: attention_axes="
+                    f"{self.attention_axes}. Pass one `attention_mask` instead."
+                )
+            queries, keys = axes.joined_tokens(queries), axes.joined_tokens(keys)
+        visibility = Visibility(attention_mask, queries, keys, use_causal_mask, window)
         returns_matrix = return_attention_scores or return_filter_matrix
+        if returns_matrix:
+            self._check_matrix()
         if attention_bias is not None or bias_inputs is not None:
             self._check_scores(attention_bias, bias_inputs)
             if axes is not None and attention_bias is not None:
@@ -245,19 +258,6 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         outputs = self._project_out(outputs, query, visibility)
         if not returns_matrix:
             return outputs
-        return self._with_matrices(
-            outputs, operator, axes, return_attention_scores, return_filter_matrix
-        )
-
-    def _with_matrices(
-        self,
-        outputs: Float[Tensor, "B ..."],
-        operator: Operator,
-        axes: AttentionAxes | None,
-        return_attention_scores: bool,
-        return_filter_matrix: bool,
-    ) -> tuple[Float[Tensor, "..."], ...]:
-        """The outputs, and A and H if they are asked for."""
         scores = operator.matrix()  # (B, N, T, S)
         matrices = [scores] if return_attention_scores else []
         if return_filter_matrix:
@@ -273,32 +273,6 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             f"{type(self).__name__} has no filter of its attention matrix. Received: "
             "return_filter_matrix=True. Leave it out, or use GraphFilterAttention."
         )
-
-    def _visibility(
-        self,
-        axes: AttentionAxes | None,
-        entries: Num[Tensor, "..."] | None,
-        queries: Num[Tensor, "B ..."] | None,
-        keys: Num[Tensor, "B ..."] | None,
-        causal: bool,
-    ) -> Visibility:
-        """All masks of one call in pieces, including the sliding window."""
-        window = self.sliding_window
-        if axes is None:
-            return Visibility(entries, queries, keys, causal, window)
-        if entries is not None:
-            entries = axes.joined_entries("attention_mask", entries)
-        is_positional = causal or any(x is not None for x in (window, queries, keys))
-        if not is_positional:
-            return Visibility(entries)
-        if not axes.is_last:
-            raise ValueError(
-                "Token masks, `use_causal_mask` and `sliding_window` are defined for attention "
-                "over one axis, the last before the features. Received: attention_axes="
-                f"{self.attention_axes}. Pass one `attention_mask` instead."
-            )
-        queries, keys = axes.joined_tokens(queries), axes.joined_tokens(keys)
-        return Visibility(entries, queries, keys, causal, window)
 
     def _projected(
         self,
@@ -341,6 +315,11 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         return functools.partial(self._dropout_layer, training=training)
 
     @property
+    def num_signals(self) -> int:
+        """How often A is applied: the number of signals of past tokens that decoding keeps."""
+        return 1 if self.filter is None else cast("Filter", self.filter).num_applications
+
+    @property
     def score_scale(self) -> float:
         """The factor of the scores Q K^T: 1 / sqrt(key_dim)."""
         return float(self._inverse_sqrt_key_dim)
@@ -353,24 +332,14 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
 
     # Building
 
-    def _undone_if_refused(self, build: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(build)
-        def build_or_undo(*args: Any, **kwargs: Any) -> None:
-            with undone_if_refused(self):
-                build(*args, **kwargs)
-
-        return build_or_undo
-
     def build(
         self, query_shape: Shape, value_shape: Shape | None = None, key_shape: Shape | None = None
     ) -> None:
         value_shape = query_shape if value_shape is None else value_shape
         self._check_shapes(query_shape, value_shape, key_shape)
         self.add_coefficients(query_shape)
-        if self._adopted is None:
-            self._build_projections(query_shape, value_shape, key_shape)
-        else:
-            self._adopt(self._adopted.projections, len(query_shape))
+        self._build_projections(query_shape, value_shape, key_shape)
+        self.add_sublayers(query_shape)
         self.built = True
 
     def add_coefficients(self, query_shape: Shape) -> None:
@@ -378,19 +347,13 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         if isinstance(self.filter, Filter):
             self.add_filter_weights(self.filter, self.num_heads)
 
+    def add_sublayers(self, query_shape: Shape) -> None:
+        """Makes and builds the layer's sublayers besides its four projections, after these."""
+
     def _build_projections(
         self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
     ) -> None:
         super().build(query_shape, value_shape, key_shape)
-
-    def _adopt(self, projections: dict[str, keras.Layer], rank: int) -> None:
-        """Takes built projections, for inputs of `rank` dimensions."""
-        self._query_dense, self._key_dense = projections["query"], projections["key"]
-        if self._use_gate:
-            self._gate_dense = projections["gate"]
-        self._value_dense = projections["value"]
-        self._output_dense = projections["attention_output"]
-        self._build_attention(rank + 1)
 
     def build_around(self, source: keras.layers.MultiHeadAttention) -> None:
         """Builds the layer with the projections of a built layer of the same sizes.
@@ -399,18 +362,27 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         variables, paths, quantisation and LoRA factors.
         """
         projections = projections_of(source)
-        # set only during `build`, which then uses these projections instead of new ones
-        self._adopted = Adopted(projections)
-        try:
+
+        def adopt(query_shape: Shape, *_: Shape | None) -> None:
+            for name in ("query", "key", "gate", "value", "attention_output"):
+                if name in projections:
+                    attribute = f"_{name.removeprefix('attention_')}_dense"
+                    setattr(self, attribute, projections[name])
+            self._build_attention(len(query_shape) + 1)
+
+        with replaced_attributes([(self, "_build_projections", adopt)]):
             self.build(*input_shapes(projections))
-        finally:
-            self._adopted = None
 
     def _token_projection(
-        self, name: str, size: int, num_heads: int | None = None, activation: str | None = None
+        self,
+        name: str,
+        shape: Shape,
+        size: int,
+        num_heads: int | None = None,
+        activation: str | None = None,
     ) -> keras.Layer:
-        """Makes a projection (B, T, d) -> (B, T, num_heads, size), with the options of Keras'."""
-        return keras.layers.EinsumDense(
+        """A built projection (B, T, d) -> (B, T, num_heads, size), with the options of Keras'."""
+        projection = keras.layers.EinsumDense(
             "abc,cde->abde",
             output_shape=[None, self.num_heads if num_heads is None else num_heads, size],
             bias_axes="de" if self.use_bias else None,
@@ -418,6 +390,8 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             name=name,
             **self._get_common_kwargs_for_sublayer(),
         )
+        projection.build(shape)
+        return projection
 
     # Shapes
 
@@ -429,34 +403,23 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         return cast("tuple[int | None, ...]", shape)
 
     def compute_output_spec(
-        self,
-        query: keras.KerasTensor,
-        value: keras.KerasTensor | None = None,
-        key: keras.KerasTensor | None = None,
-        query_mask: keras.KerasTensor | None = None,
-        value_mask: keras.KerasTensor | None = None,
-        key_mask: keras.KerasTensor | None = None,
-        attention_mask: keras.KerasTensor | None = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
-        use_causal_mask: bool = False,
-        *,
-        return_filter_matrix: bool = False,
-        mask_inputs: dict[str, keras.KerasTensor] | None = None,
-        attention_bias: keras.KerasTensor | None = None,
-        bias_inputs: dict[str, keras.KerasTensor] | None = None,
-        mask: keras.KerasTensor | None = None,
+        self, *args: Any, **kwargs: Any
     ) -> keras.KerasTensor | tuple[keras.KerasTensor, ...]:
+        """The outputs of `call`, for its arguments."""
+        given = dict(zip(_names_of_call(AttentionLayer.call), args, strict=False)) | kwargs
+        query, value, key = map(cast("Any", given.get), ("query", "value", "key"))
         value = query if value is None else value
         key = value if key is None else key
+        count = sum(bool(given.get(f"return_{x}")) for x in ("attention_scores", "filter_matrix"))
         self._check_shapes(query.shape, value.shape, key.shape)
-        self._check_matrix(return_attention_scores or return_filter_matrix)
-        if mask_inputs and not self.takes_mask_inputs:
-            self._refuse_mask_inputs(mask_inputs)
+        if count:
+            self._check_matrix()
+        if given.get("mask_inputs") and not self.takes_mask_inputs:
+            self._refuse_mask_inputs(given["mask_inputs"])
         outputs = keras.KerasTensor(
             self.compute_output_shape(query.shape, value.shape, key.shape), self.compute_dtype
         )
-        if not (return_attention_scores or return_filter_matrix):
+        if not count:
             return outputs
         axes = self._normalised_axes(len(query.shape))
         # in Keras' layout: axes that attention does not mix, heads, query axes, key axes
@@ -465,10 +428,21 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         matrix = keras.KerasTensor(
             (*others, self.num_heads, *targets, *sources), self.compute_dtype
         )
-        return (outputs, *[matrix] * (return_attention_scores + return_filter_matrix))
+        return (outputs, *[matrix] * count)
 
-    def _check_matrix(self, is_asked_for: bool) -> None:
-        """Raises a `ValueError` if the caller asks for a matrix that the layer never forms."""
+    def _visible_keys(self, visibility: Visibility, fix: str) -> Bool[Tensor, "B S"] | None:
+        """The keys that are not padding, with an attention mask (B, 1, S) or (B, 1, 1, S)."""
+        entries: Any = visibility.entries
+        if not is_key_mask(entries.shape):
+            raise ValueError(
+                f"{type(self).__name__} has no attention matrix to mask entry by entry: "
+                "`attention_mask` must have shape (B, 1, S), one mask of keys for all queries. "
+                f"Received: attention_mask.shape={tuple(entries.shape)}. {fix}"
+            )
+        return all_of(visibility.keys, key_mask_of(entries))
+
+    def _check_matrix(self) -> None:
+        """Raises a `ValueError` if the layer never forms its matrix."""
 
     def _refuse_mask_inputs(self, mask_inputs: dict[str, Any]) -> None:
         raise ValueError(
@@ -538,13 +512,6 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         )
 
 
-class Adopted:
-    """Built projections for another layer. Keras does not track attributes of this class."""
-
-    def __init__(self, projections: dict[str, keras.Layer]) -> None:
-        self.projections = projections
-
-
 def projections_of(attention: keras.layers.MultiHeadAttention) -> dict[str, keras.Layer]:
     """The projections of a built multi-head attention layer, by the names of its weights."""
     projections = {
@@ -573,6 +540,24 @@ def padding_of(
 ) -> Num[Tensor, "B ..."] | None:
     """The mask given for tokens (B, ..., T, d), or else the one that Keras has attached."""
     return keras_mask_of(tokens) if mask is None else mask
+
+
+class Vectors(keras.layers.Layer):  # type: ignore[misc]
+    """Two learned tensors of one shape, a part of an attention layer: `query` and `key`.
+
+    They learn as fast as projections. `options` are those of a projection's kernel.
+    """
+
+    def __init__(self, name: str, shape: Shape, **options: Any) -> None:
+        super().__init__(name=name, dtype=options["dtype"])
+        self._shape = shape
+        parts = ("initializer", "regularizer", "constraint")
+        self._options = {part: options.get(f"kernel_{part}") for part in parts}
+
+    def build(self, _: Shape | None = None) -> None:
+        self.query = self.add_weight(name="query", shape=self._shape, **self._options)
+        self.key = self.add_weight(name="key", shape=self._shape, **self._options)
+        self.built = True
 
 
 def inputs_of(source: PairMatrix, tokens: Float[Tensor, "B T d"], call: Call) -> dict[str, Tensor]:
@@ -627,19 +612,27 @@ def key_mask_of(entries: Num[Tensor, "..."]) -> Num[Tensor, "B S"]:
 
 
 def optional_filter(
-    filter: str | Filter | dict[str, Any] | None, order: int | None
+    filter: str | Filter | dict[str, Any] | None,
+    num_heads: int,
+    order: int | None,
+    dropout_on: str | None = None,
 ) -> Filter | None:
-    """The filter for the arguments `filter` and `order` of a layer that may have none."""
-    if filter is None and order is not None:
-        raise ValueError(
-            f"`order` is an option of a filter. Received: filter=None, order={order!r}. Set "
-            "`filter`, or leave out `order`."
-        )
-    return None if filter is None else get_filter(filter, order)
+    """The filter for the arguments of a layer that may have none."""
+    if filter is not None:
+        chosen = get_filter(filter, order)
+        chosen.coefficients(num_heads)  # refuses start values for another number of heads
+        return chosen
+    for name, value in (("order", order), ("dropout_on", dropout_on)):
+        if value is not None:
+            raise ValueError(
+                f"`{name}` is an option of a filter. Received: filter=None, {name}={value!r}. Set "
+                f"`filter`, or leave out `{name}`."
+            )
+    return None
 
 
 class SoftmaxAttention(AttentionLayer):
-    """Base of the layers whose operator is a softmax of scores: a bias may be added to them."""
+    """Base of the layers with a softmax of scores: a bias may be added to them."""
 
     bias: Bias | None
 
@@ -664,6 +657,18 @@ class SoftmaxAttention(AttentionLayer):
         if self.bias is not None:
             shape = (*query_shape[:2], self.num_heads, self.value_dim)
             self.bias.build_in(self, shape, tuple(query_shape))
+
+    def operator(self, tokens: Tokens, call: Call) -> Operator:
+        """The softmax of the scores, formed once."""
+        _, query, key, _ = tokens
+        return SoftmaxOperator(
+            scores_of(query, key, self.score_scale),
+            call.visibility.joined(ops.shape(key)[1]),
+            dtype=query.dtype,
+            logits=self.logits(tokens, call),
+            dropout=self._dropout_in(call.training),
+            overwrite=True,
+        )
 
     def logits(
         self, tokens: Tokens, call: Call, earlier: dict[str, Tensor] | None = None
@@ -695,15 +700,8 @@ class SoftmaxAttention(AttentionLayer):
             )
 
     def get_config(self) -> dict[str, Any]:
-        config: dict[str, Any] = super().get_config()
-        bias = None
-        if self.bias is not None:
-            bias = keras.saving.serialize_keras_object(self.bias)
-        return {**config, "bias": bias}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
-        return super().from_config({**config, "bias": restored("bias", config.get("bias"))})
+        bias = keras.saving.serialize_keras_object(self.bias)
+        return {**super().get_config(), "bias": bias}
 
 
 class SelfAttention(SoftmaxAttention):
@@ -714,7 +712,7 @@ class SelfAttention(SoftmaxAttention):
     A subclass writes `operator` and `operator_of_rows`.
     """
 
-    paths: ClassVar[tuple[str | None, ...]] = ("dense", "blockwise")
+    paths: ClassVar[tuple[str, ...]] = ("dense", "blockwise")
 
     def __init__(
         self,
@@ -729,11 +727,7 @@ class SelfAttention(SoftmaxAttention):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
-        if not is_one_of(attention_path, self.paths):
-            raise ValueError(
-                f"`attention_path` must be one of {list(self.paths)}. Received: "
-                f"attention_path={attention_path!r}"
-            )
+        optional(one_of(*self.paths))("attention_path", attention_path, {})
         if attention_path not in (None, "dense") and self.dropout > 0.0:
             raise ValueError(
                 "Dropout drops entries of the attention matrix, which only "
@@ -765,11 +759,6 @@ class SelfAttention(SoftmaxAttention):
         raise NotImplementedError(f"{type(self).__name__} must write `operator_of_rows`.")
 
     @property
-    def num_signals(self) -> int:
-        """Number of signals in the cache: how often a filter applies A."""
-        return 1 if self.filter is None else cast("Filter", self.filter).num_applications
-
-    @property
     def projected_heads(self) -> tuple[int, int, int]:
         """The numbers of heads that the projections of queries, keys and values make."""
         groups = self.num_key_value_heads or self.num_heads
@@ -784,15 +773,13 @@ class SelfAttention(SoftmaxAttention):
             return
         # as Keras does, but with other numbers of heads
         self.compute_output_shape(query_shape, value_shape, key_shape)  # Keras checks the shapes
-        self._query_dense = self._token_projection("query", self.key_dim, queries)
-        self._query_dense.build(query_shape)
-        self._key_dense = self._token_projection("key", self.key_dim, keys)
-        self._key_dense.build(value_shape if key_shape is None else key_shape)
+        key_shape = value_shape if key_shape is None else key_shape
+        make, size = self._token_projection, self.value_dim
+        self._query_dense = make("query", query_shape, self.key_dim, queries)
+        self._key_dense = make("key", key_shape, self.key_dim, keys)
         if self._use_gate:
-            self._gate_dense = self._token_projection("gate", self.value_dim, None, "sigmoid")
-            self._gate_dense.build(query_shape)
-        self._value_dense = self._token_projection("value", self.value_dim, values)
-        self._value_dense.build(value_shape)
+            self._gate_dense = make("gate", query_shape, size, None, "sigmoid")
+        self._value_dense = make("value", value_shape, size, values)
         self._build_attention(len(query_shape) + 1)
         self._output_dense = self._make_output_dense(
             query_shape, self._get_common_kwargs_for_sublayer(), "attention_output"
@@ -818,8 +805,8 @@ class SelfAttention(SoftmaxAttention):
             return x
         return ops.repeat(x, self.num_heads // self.num_key_value_heads, axis=2)
 
-    def _check_matrix(self, is_asked_for: bool) -> None:
-        if is_asked_for and self.attention_path != "dense":
+    def _check_matrix(self) -> None:
+        if self.attention_path not in (None, "dense"):
             raise ValueError(
                 f"The {self.attention_path} path never forms the attention matrix and cannot "
                 "return scores or a filter matrix. Received: return_attention_scores=True or "
@@ -917,7 +904,12 @@ class SelfAttention(SoftmaxAttention):
         padding_mask = padding_of(tokens, padding_mask)
         tokens = without_padding(tokens, padding_mask)
         count, length = ops.shape(tokens)[1], cache["key"].shape[1]
-        self._check_room(index, count, length)
+        is_known = isinstance(index, int) and isinstance(count, int)
+        if is_known and not 0 <= index <= length - count:
+            raise ValueError(
+                f"The cache holds {length} tokens. Received: {count} tokens at index={index}. "
+                "Make it longer with `get_initial_cache(batch_size, max_length)`."
+            )
         if padding_mask is None:
             padding_mask = ops.ones((ops.shape(tokens)[0], count), "bool")
         padding_mask = ops.cast(padding_mask, "bool")
@@ -932,7 +924,14 @@ class SelfAttention(SoftmaxAttention):
         queries = ops.cast(self.query_dense(tokens), keys.dtype)
         call = Call(visibility, attention_bias=attention_bias, bias_inputs=bias_inputs)
         projected = Tokens(tokens, queries, self._in_all_heads(keys), values)
-        read = self._read_so_far(tokens, cache, index, padding_mask, bias_inputs)
+        read: Cache = {}  # what the bias reads from all tokens so far
+        if self.bias is not None and self.bias.reads_tokens:
+            alone = Call(Visibility(queries=padding_mask), bias_inputs=bias_inputs)
+            inputs = inputs_of(self.bias, tokens, alone)
+            for name in self._empty_inputs(1, 1):
+                start = (0, index, *[0] * (len(inputs[name].shape) - 2))
+                new = ops.cast(inputs[name], cache[name].dtype)
+                read[name] = ops.slice_update(cache[name], start, new)
         logits = self.logits(projected, call, {**(bias_inputs or {}), **read})
         operator = self.operator_of_rows(
             projected,
@@ -947,34 +946,6 @@ class SelfAttention(SoftmaxAttention):
             fits = ops.logical_and(index >= 0, index <= ops.cast(length - count, index.dtype))
             outputs = ops.where(fits, outputs, ops.cast(float("nan"), outputs.dtype))
         return outputs, {"key": keys, "signals": operator.signals, "padding_mask": past, **read}
-
-    def _read_so_far(
-        self,
-        tokens: Float[Tensor, "B t _"],
-        cache: Cache,
-        index: int | Int[Tensor, ""],
-        padding_mask: Bool[Tensor, "B t"],
-        bias_inputs: dict[str, Tensor] | None,
-    ) -> Cache:
-        """What the bias reads from tokens, of all tokens in the cache and of new ones."""
-        if self.bias is None or not self.bias.reads_tokens:
-            return {}
-        call = Call(Visibility(queries=padding_mask), bias_inputs=bias_inputs)
-        inputs, updated = inputs_of(self.bias, tokens, call), {}
-        for name in self._empty_inputs(1, 1):
-            new = ops.cast(inputs[name], cache[name].dtype)
-            start = (0, index, *[0] * (len(new.shape) - 2))
-            updated[name] = ops.slice_update(cache[name], start, new)
-        return updated
-
-    def _check_room(self, index: int | Int[Tensor, ""], count: Size, length: int) -> None:
-        """Refuses tokens that do not fit in a cache of `length` tokens, if that is known."""
-        is_known = isinstance(index, int) and isinstance(count, int)
-        if is_known and not 0 <= index <= length - count:
-            raise ValueError(
-                f"The cache holds {length} tokens. Received: {count} tokens at index={index}. "
-                "Make it longer with `get_initial_cache(batch_size, max_length)`."
-            )
 
     def _check_shapes(
         self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
@@ -1053,15 +1024,10 @@ MASK_SHAPES = {
     "attention_mask": ("T? S?", "B? T? S?", "B? N? T? S?"),
 }
 FLAGS = ("return_attention_scores", "return_filter_matrix", "use_causal_mask")
-MAKERS = {
-    "kernel_initializer": keras.initializers.get,
-    "bias_initializer": keras.initializers.get,
-    "kernel_regularizer": keras.regularizers.get,
-    "bias_regularizer": keras.regularizers.get,
-    "activity_regularizer": keras.regularizers.get,
-    "kernel_constraint": keras.constraints.get,
-    "bias_constraint": keras.constraints.get,
-}
+OF_PROJECTIONS = (
+    *("kernel_initializer", "kernel_regularizer", "kernel_constraint", "activity_regularizer"),
+    *("bias_initializer", "bias_regularizer", "bias_constraint"),
+)
 
 
 @cached
@@ -1159,33 +1125,19 @@ def check_options(options: dict[str, Any]) -> None:
     if shape is not None:
         for part in shape if is_list(shape) and len(shape) else [shape]:
             whole()("output_shape", part, {})
-    for name, make in MAKERS.items():
-        value = options.get(name)
+    for name in OF_PROJECTIONS:
+        value, kind = options.get(name), name.partition("_")[2]
         # `None` is valid for a regularizer or a constraint, but not for an initializer
         if value is None and (name not in options or not name.endswith("initializer")):
             continue
         if value is None:
             raise ValueError(f"`{name}` must be an initializer. Received: {name}=None")
         try:
-            make(value)
+            getattr(keras, f"{kind}s").get(value)
         except Exception as error:
             raise ValueError(
                 f"`{name}` cannot be used. Received: {name}={value!r}. The cause: {error}"
             ) from error
-
-
-def refuse_options(
-    layer_name: str, options: dict[str, Any], names: Sequence[str], fix: str
-) -> None:
-    """Raises a `ValueError` for the first of the named options that is given and not `None`.
-
-    `fix` says what the caller can do instead, in one or more sentences.
-    """
-    for name in names:
-        if options.get(name) is not None:
-            raise ValueError(
-                f"{layer_name} does not support `{name}`. Received: {name}={options[name]!r}. {fix}"
-            )
 
 
 class _Built(NamedTuple):

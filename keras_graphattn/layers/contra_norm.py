@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.checks import number
-from keras_graphattn.layers.base import Call, SoftmaxAttention, Tokens
+from keras_graphattn.layers.base import SoftmaxAttention
 from keras_graphattn.layers.token_layer import TokenLayer
 from keras_graphattn.numerics.precision import (
     at_least_float32,
@@ -19,7 +19,6 @@ from keras_graphattn.numerics.precision import (
     zero_where_masked,
 )
 from keras_graphattn.operators.operator import Visibility
-from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of
 from keras_graphattn.types import Bool, Float, Num, Tensor
 
 
@@ -137,16 +136,6 @@ class ContraNormAttention(SoftmaxAttention):
                 f"{self.attention_axes}. Leave it out, and put the other axes into the batch."
             )
         self.scale = float(scale)
-
-    def operator(self, tokens: Tokens, call: Call) -> SoftmaxOperator:
-        _, query, key, _ = tokens
-        return SoftmaxOperator(
-            scores_of(query, key, self.score_scale),
-            call.visibility.joined(ops.shape(key)[1]),
-            dtype=query.dtype,
-            logits=self.logits(tokens, call),
-            dropout=self._dropout_in(call.training),
-        )
 
     def _project_out(
         self,

@@ -18,13 +18,9 @@ class ConversionMark:
         """The name of the mark: that of the layer's class, the same with and without a cache."""
         return type(self).__name__.removeprefix("Cached")
 
-    def _is_told_by_weights(self, store: Any) -> bool:
-        """Whether the layer's own weights already show in a file that it is converted."""
-        return bool(list(store.keys()))
-
     def save_own_variables(self, store: Any) -> None:
         super().save_own_variables(store)  # type: ignore[misc]
-        if hasattr(self, "converted_from") and not self._is_told_by_weights(store):
+        if hasattr(self, "converted_from"):
             store[self._conversion_mark()] = np.ones((1,), "float32")
 
     def load_own_variables(self, store: Any) -> None:

@@ -149,13 +149,9 @@ class DifferentialAttention(GraphFilterAttention):
             return float(self.initial_lambda)
         return 0.8 - 0.6 * math.exp(-0.3 * (self.layer_index or 0))
 
-    def _build_projections(
-        self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
-    ) -> None:
-        super()._build_projections(query_shape, value_shape, key_shape)
+    def add_sublayers(self, query_shape: Shape) -> None:
         if self.version == 2:
-            self._lambda = self._token_projection("lambda", 1)
-            self._lambda.build(query_shape)
+            self._lambda = self._token_projection("lambda", query_shape, 1)
             return
         self._lambda = LambdaOfVectors(self.key_dim, self.lambda_start, dtype=self.dtype_policy)
         self._norm = NormOfHeads(dtype=self.dtype_policy)

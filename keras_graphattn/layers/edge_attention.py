@@ -13,10 +13,8 @@ from keras_graphattn.layers.base import (
     Call,
     Shape,
     Tokens,
-    is_key_mask,
-    key_mask_of,
+    Vectors,
     optional_filter,
-    refuse_options,
 )
 from keras_graphattn.masks.graphs.edges import graph_edges, read_graph
 from keras_graphattn.masks.graphs.expander import cycles_of_seed, random_cycles
@@ -37,8 +35,6 @@ from keras_graphattn.numerics.precision import (
     without_padding,
 )
 from keras_graphattn.operators.edges import EdgeOperator, VirtualNodes
-from keras_graphattn.operators.operator import all_of
-from keras_graphattn.serialization import restored
 from keras_graphattn.types import Bool, Float, Int, Num, Size, Tensor
 
 
@@ -84,9 +80,7 @@ class EdgeAttention(AttentionLayer):
             `output_shape`, initializers, regularizers, constraints, `use_gate`, `seed`, `name`,
             `dtype`) except `attention_axes`, `sliding_window` and `flash_attention`. The expander
             is drawn with `seed`; by default the seed is drawn and kept in the configuration. And
-            `coefficient_learning_rate_multiplier`, 10 by default: the filter's coefficients learn
-            this many times as fast as other weights, if the optimizer is one of
-            `keras_graphattn.optimizers.with_coefficient_rates`. Any other optimizer ignores it.
+            `coefficient_learning_rate_multiplier`, as for `GraphFilterAttention`.
 
     Call arguments:
         query: Tensor of shape (B, T, d), one row per node.
@@ -141,6 +135,8 @@ class EdgeAttention(AttentionLayer):
     filter: Filter | None
     seed: Any
     max_rank = 3
+    refused = ("attention_axes", "sliding_window", "bias")
+    instead = "Leave it out: nodes see each other along edges only, and edges may have features."
     across_sequences = "The nodes of a graph are both queries and keys."
 
     def __init__(
@@ -161,14 +157,9 @@ class EdgeAttention(AttentionLayer):
         order: int | None = None,
         **kwargs: Any,
     ) -> None:
-        name = type(self).__name__
-        fix = "Leave it out: nodes see each other along edges only, and edges may have features."
-        refuse_options(name, kwargs, ["attention_axes", "sliding_window", "bias"], fix)
-        chosen = optional_filter(filter, order)
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
-        if chosen is not None:
-            chosen.coefficients(num_heads)  # refuses start values for another number of heads
-        self.filter, self.self_loops = chosen, flag("self_loops", self_loops)
+        self.filter = optional_filter(filter, num_heads, order)
+        self.self_loops = flag("self_loops", self_loops)
         self.expander_degree = whole(0)("expander_degree", expander_degree, {})
         if self.expander_degree % 2:
             raise ValueError(
@@ -199,45 +190,40 @@ class EdgeAttention(AttentionLayer):
         count = self.edge_dim or (0 if features is None else features.shape[1])
         return count and count + self.self_loops + bool(self.expander_degree)
 
-    def build(
-        self, query_shape: Shape, value_shape: Shape | None = None, key_shape: Shape | None = None
-    ) -> None:
-        super().build(query_shape, value_shape, key_shape)
+    def add_sublayers(self, query_shape: Shape) -> None:
         if self.num_edge_features:
-            self._edge_dense = self._token_projection("edge", self.key_dim)
-            self._edge_dense.build((None, None, self.num_edge_features))
+            shape = (None, None, self.num_edge_features)
+            self._edge_dense = self._token_projection("edge", shape, self.key_dim)
         if self.num_virtual_nodes:
+            size = (self.num_virtual_nodes, self.num_heads, self.key_dim)
             options = self._get_common_kwargs_for_sublayer()
-            shape = (self.num_virtual_nodes, self.num_heads, self.key_dim)
-            self._virtual = _VirtualNodes(shape, options, "virtual")
+            self._virtual = Vectors("virtual", size, **options)
             self._virtual.build()
 
     def operator(self, tokens: Tokens, call: Call) -> EdgeOperator:
-        entries, queries, keys, causal, _ = call.visibility
-        if causal:
+        if call.visibility.causal:
             raise ValueError(
                 "EdgeAttention goes along edges in both directions and is not causal. Received: "
                 "use_causal_mask=True. Use GraphFilterAttention for sequences."
             )
-        if entries is not None:
-            if not is_key_mask(entries.shape):
-                raise ValueError(
-                    "EdgeAttention has no matrix to mask entry by entry: `attention_mask` must "
-                    "have shape (B, 1, T), one mask of keys for all queries. Received: "
-                    f"attention_mask.shape={tuple(entries.shape)}. Leave out edges instead."
-                )
-            keys = all_of(keys, key_mask_of(entries))
+        keys = call.visibility.keys
+        if call.visibility.entries is not None:
+            keys = self._visible_keys(call.visibility, "Leave out edges instead.")
         inputs, wrong = self._inputs(tokens, dict(call.mask_inputs or {}))
         batch, length = ops.shape(tokens.key)[:2]
         edges, features = self._edges(inputs, batch, length, keys)
+        virtual = None
+        if self.num_virtual_nodes:
+            vectors = self._virtual.query, self._virtual.key
+            virtual = VirtualNodes(*map(ops.convert_to_tensor, vectors))
         return EdgeOperator(
             tokens.query,
             tokens.key,
             edges,
             scale=self.score_scale,
             factors=None if features is None else 1.0 + self._edge_dense(features),
-            virtual=self._virtual.nodes() if self.num_virtual_nodes else None,
-            queries=queries,
+            virtual=virtual,
+            queries=call.visibility.queries,
             keys=keys,
             dropout=self._dropout_in(call.training),
             wrong=wrong,
@@ -314,7 +300,6 @@ class EdgeAttention(AttentionLayer):
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
-        del config["attention_axes"], config["sliding_window"]
         if self._graph is not None:
             features = self._graph.edge_features
             config["graph"] = self._graph.edges.tolist()
@@ -322,36 +307,8 @@ class EdgeAttention(AttentionLayer):
             config["edge_features"] = None if features is None else features.tolist()
         for name in ("edge_dim", "self_loops", "expander_degree", "num_virtual_nodes"):
             config[name] = getattr(self, name)
-        if self.filter is not None:
-            config["filter"] = keras.saving.serialize_keras_object(self.filter)
+        config["filter"] = keras.saving.serialize_keras_object(self.filter)
         return config
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "EdgeAttention":
-        return cls(**{**config, "filter": restored("filter", config.get("filter"))})
-
-
-class _VirtualNodes(keras.layers.Layer):  # type: ignore[misc]
-    """The learned queries and keys of virtual nodes, (V, N, H) each.
-
-    `options` are those of the attention's projections: `kernel_initializer`, `kernel_regularizer`,
-    `kernel_constraint` and `dtype` are used.
-    """
-
-    def __init__(self, shape: tuple[int, int, int], options: dict[str, Any], name: str) -> None:
-        super().__init__(dtype=options["dtype"], name=name)
-        self._shape = shape
-        self._options = {
-            part: options[f"kernel_{part}"] for part in ("initializer", "regularizer", "constraint")
-        }
-
-    def build(self) -> None:
-        self.query = self.add_weight(name="query", shape=self._shape, **self._options)
-        self.key = self.add_weight(name="key", shape=self._shape, **self._options)
-        self.built = True
-
-    def nodes(self) -> VirtualNodes:
-        return VirtualNodes(*(ops.convert_to_tensor(weight) for weight in (self.query, self.key)))
 
 
 def _joined(parts: list[Tensor], batch: Size) -> Num[Tensor, "B E _"]:

@@ -15,11 +15,8 @@ from keras_graphattn.layers.base import (
     Shape,
     Tokens,
     finite_tokens,
-    is_key_mask,
-    key_mask_of,
     optional_filter,
     padding_of,
-    refuse_options,
 )
 from keras_graphattn.layers.short_convolution import Neighbours, ShortConvolution
 from keras_graphattn.masks.chunked import Form, Segments, attention_by_form, runs_of
@@ -33,7 +30,6 @@ from keras_graphattn.numerics.precision import (
 )
 from keras_graphattn.operators.delta_rule import FORGETS, DeltaRuleOperator
 from keras_graphattn.operators.operator import Operator, Visibility, all_of
-from keras_graphattn.serialization import restored
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 EPSILON = 1e-5  # of the norm of each head
@@ -111,10 +107,8 @@ class GatedDeltaRule(AttentionLayer):
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` (`use_bias`, which is
             `False` in the published models, `output_shape`, initializers, regularizers,
             constraints, `seed`, `name`, `dtype`) except `attention_axes`, `sliding_window` and
-            `flash_attention`. And `coefficient_learning_rate_multiplier`, 10 by default: the
-            filter's coefficients learn this many times as fast as other weights, if the optimizer
-            is one of `keras_graphattn.optimizers.with_coefficient_rates`. Any other optimizer
-            ignores it.
+            `flash_attention`. And `coefficient_learning_rate_multiplier`, as for
+            `GraphFilterAttention`.
 
     Call arguments:
         query: Tensor of shape (B, T, d). The gates are made of it too.
@@ -166,6 +160,7 @@ class GatedDeltaRule(AttentionLayer):
 
     filter: Filter | None
     max_rank = 3
+    refused = ("attention_axes", "sliding_window")
     across_sequences = "Use MaskedKernelAttention without a mask for cross-attention."
 
     def __init__(
@@ -181,19 +176,11 @@ class GatedDeltaRule(AttentionLayer):
         order: int | None = None,
         **kwargs: Any,
     ) -> None:
-        refused = ["attention_axes", "sliding_window"]
-        refuse_options(type(self).__name__, kwargs, refused, "Leave it out.")
-        chosen = optional_filter(filter, order)
         convolution = optional(whole())("convolution", convolution, {})
         super().__init__(num_heads, key_dim, value_dim, dropout, use_gate=use_gate, **kwargs)
-        if chosen is not None:
-            chosen.coefficients(num_heads)  # refuses start values for another number of heads
-        self.convolution, self.filter = convolution, chosen
+        self.convolution, self.filter = convolution, optional_filter(filter, num_heads, order)
 
-    def build(
-        self, query_shape: Shape, value_shape: Shape | None = None, key_shape: Shape | None = None
-    ) -> None:
-        super().build(query_shape, value_shape, key_shape)
+    def add_sublayers(self, query_shape: Shape) -> None:
         if self._use_gate:
             self._gate_dense.activation = keras.activations.silu
         heads = self.num_heads
@@ -266,7 +253,11 @@ class GatedDeltaRule(AttentionLayer):
     def _places(self, tokens: Tokens, call: Call, state: DeltaRuleState | None) -> Places:
         """Padding, segments and NaN of a call."""
         visibility, ids, runs, wrong = call.visibility, None, None, None
-        visible = all_of(visibility.queries, visibility.keys, self._visible_keys(visibility))
+        keys = visibility.keys
+        if visibility.entries is not None:
+            fix = "Leave it out: the layer is causal. Or use GraphFilterAttention."
+            keys = self._visible_keys(visibility, fix)
+        visible = all_of(visibility.queries, keys)
         if call.mask_inputs:
             ids, wrong = self._segment_ids(tokens.value, call.mask_inputs)
             runs, kept = runs_of(ids, None if state is None else state.segment)
@@ -293,20 +284,6 @@ class GatedDeltaRule(AttentionLayer):
             )
         tensors, wrong, _ = kept_with(self, _segments).prepare(x, **inputs)
         return tensors["segment_ids"], wrong
-
-    def _visible_keys(self, visibility: Visibility) -> Bool[Tensor, "B T"] | None:
-        """An attention mask (B, 1, T) or (B, 1, 1, T) as booleans of tokens."""
-        entries = visibility.entries
-        if entries is None:
-            return None
-        if not is_key_mask(entries.shape):
-            raise ValueError(
-                "GatedDeltaRule has no attention matrix to mask entry by entry: `attention_mask` "
-                "must have shape (B, 1, S), one mask of keys for all queries. Received: "
-                f"attention_mask.shape={tuple(entries.shape)}. Leave it out: the layer is causal, "
-                "and padding is `query_mask`. Or use GraphFilterAttention."
-            )
-        return key_mask_of(entries)
 
     def _convolved(
         self, name: str, x: Float[Tensor, "B T N H"], places: Places, state: DeltaRuleState | None
@@ -347,13 +324,14 @@ class GatedDeltaRule(AttentionLayer):
             the id of the last token.
         """
         dtype = "float64" if self.compute_dtype == "float64" else "float32"
-        calls = 1 if self.filter is None else self.filter.num_applications
         past, heads = (self.convolution or 1) - 1, self.num_heads
         key, value = (
             ops.zeros((batch_size, past, heads, width), dtype)
             for width in (self.key_dim, self.value_dim)
         )
-        sums = ops.zeros((batch_size, heads, self.key_dim, calls * self.value_dim), dtype)
+        sums = ops.zeros(
+            (batch_size, heads, self.key_dim, self.num_signals * self.value_dim), dtype
+        )
         return DeltaRuleState(sums, key, key, value, ops.full((batch_size,), -1, "int32"))
 
     @checked(tokens=floats("B t d"), padding_mask=optional(mask_of("B t")))
@@ -429,16 +407,8 @@ class GatedDeltaRule(AttentionLayer):
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
-        del config["attention_axes"], config["sliding_window"]
-        chosen = self.filter
-        chosen = None if chosen is None else keras.saving.serialize_keras_object(chosen)
+        chosen = keras.saving.serialize_keras_object(self.filter)
         return {**config, "convolution": self.convolution, "filter": chosen}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "GatedDeltaRule":
-        if "filter" in config:
-            config = {**config, "filter": restored("filter", config["filter"])}
-        return cls(**config)
 
 
 def _sum_of_squares(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -3,12 +3,10 @@
 from typing import Any, ClassVar
 
 import keras
-from keras import ops
 
-from keras_graphattn import filters
-from keras_graphattn.checks import flag, one_of
+from keras_graphattn.checks import flag, one_of, optional
 from keras_graphattn.filters import Filter
-from keras_graphattn.layers.base import Call, SelfAttention, Tokens
+from keras_graphattn.layers.base import Call, SelfAttention, Tokens, optional_filter
 from keras_graphattn.operators.blockwise import BlockwiseOperator
 from keras_graphattn.operators.cached import Cache, CachedOperator
 from keras_graphattn.operators.fused import FusedOperator
@@ -123,7 +121,7 @@ class GraphFilterAttention(SelfAttention):
     """
 
     filter: Filter | None
-    paths: ClassVar[tuple[str | None, ...]] = ("dense", "blockwise", "fused")
+    paths: ClassVar[tuple[str, ...]] = ("dense", "blockwise", "fused")
 
     def __init__(
         self,
@@ -139,10 +137,8 @@ class GraphFilterAttention(SelfAttention):
         flash_attention: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        chosen = None if filter is None else filters.get(filter, order)
         self.dropout_on = one_of("attention", "filter")("dropout_on", dropout_on, {})
-        if flash_attention is not None:
-            flag("flash_attention", flash_attention)
+        optional(flag)("flash_attention", flash_attention, {})
         path = attention_path
         if path is None:
             path = "fused" if flash_attention else "dense"
@@ -158,15 +154,8 @@ class GraphFilterAttention(SelfAttention):
             )
         super().__init__(num_heads, key_dim, value_dim, dropout, attention_path=path, **kwargs)
         self.flash_attention = flash_attention
-        if chosen is None and (order is not None or self.dropout_on == "filter"):
-            name, value = ("order", order) if order is not None else ("dropout_on", "filter")
-            raise ValueError(
-                f"`{name}` is an option of a filter. Received: filter=None, {name}={value!r}. Set "
-                f"`filter`, or leave out `{name}`."
-            )
-        if chosen is not None:
-            chosen.coefficients(num_heads)  # refuses start values for another number of heads
-        self.filter = chosen
+        of_filter = "filter" if dropout_on == "filter" else None
+        self.filter = optional_filter(filter, num_heads, order, of_filter)
 
     @property
     def order(self) -> int | None:
@@ -174,29 +163,19 @@ class GraphFilterAttention(SelfAttention):
         return None if self.filter is None else self.filter.order
 
     def operator(self, tokens: Tokens, call: Call) -> Operator:
-        self._check_matrix(call.returns_matrix)
-        _, query, key, _ = tokens
-        shared = query, key, call.visibility, self.score_scale
+        if self.attention_path == "dense":
+            training = call.training if self.dropout_on == "attention" else False
+            return super().operator(tokens, call._replace(training=training))
+        shared = tokens.query, tokens.key, call.visibility, self.score_scale
         logits = self.logits(tokens, call)
-        if self.attention_path != "dense":
-            ring = ring_of(*shared, self.block_size, logits)
-            if ring is not None:
-                return ring
+        ring = ring_of(*shared, self.block_size, logits)
+        if ring is not None:
+            return ring
         if self.attention_path == "blockwise":
             return BlockwiseOperator(*shared, self.block_size, logits)
-        if self.attention_path == "fused":
-            flash = self.flash_attention
-            flash = keras.config.is_flash_attention_enabled() if flash is None else flash
-            return FusedOperator(*shared, flash, logits)
-        drops_attention = self.dropout_on == "attention"
-        return SoftmaxOperator(
-            scores_of(query, key, self.score_scale),
-            call.visibility.joined(ops.shape(key)[1]),
-            dtype=query.dtype,
-            logits=logits,
-            dropout=self._dropout_in(call.training) if drops_attention else None,
-            overwrite=True,
-        )
+        flash = self.flash_attention
+        flash = keras.config.is_flash_attention_enabled() if flash is None else flash
+        return FusedOperator(*shared, flash, logits)
 
     def attended(
         self, operator: Operator, values: Float[Tensor, "B T N D"], call: Call
@@ -242,12 +221,9 @@ class GraphFilterAttention(SelfAttention):
         return self.filtered(self.filter, products, products.identity, 2)
 
     def get_config(self) -> dict[str, Any]:
-        filter = None
-        if self.filter is not None:
-            filter = keras.saving.serialize_keras_object(self.filter)
         return {
             **super().get_config(),
-            "filter": filter,
+            "filter": keras.saving.serialize_keras_object(self.filter),
             "dropout_on": self.dropout_on,
             "flash_attention": self.flash_attention,
         }

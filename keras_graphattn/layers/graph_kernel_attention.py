@@ -13,9 +13,9 @@ from keras_graphattn.layers.base import (
     Shape,
     SoftmaxAttention,
     Tokens,
+    Vectors,
     inputs_of,
     is_key_mask,
-    refuse_options,
 )
 from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.masks.graphs.walks import RandomWalk, kernel_of_steps
@@ -23,7 +23,6 @@ from keras_graphattn.masks.mask import Mask
 from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
 from keras_graphattn.operators.operator import Operator
 from keras_graphattn.operators.softmax import WeightedSoftmaxOperator, additive_scores, scores_of
-from keras_graphattn.serialization import restored
 from keras_graphattn.types import Bool, Float, Tensor
 
 SMALLEST = 2.0**-126  # smallest normal float32: the inverse of a smaller number may overflow
@@ -132,6 +131,8 @@ class GraphKernelAttention(SoftmaxAttention, KernelLayer):
 
     mask: Mask
     attention_path = "auto"
+    refused = ("attention_axes",)
+    instead = "Leave it out: nodes are on one axis."
 
     def __init__(
         self,
@@ -148,8 +149,6 @@ class GraphKernelAttention(SoftmaxAttention, KernelLayer):
         **kwargs: Any,
     ) -> None:
         mask = masks.get(mask)
-        fix = "Leave it out: nodes are on one axis."
-        refuse_options(type(self).__name__, kwargs, ["attention_axes"], fix)
         score = one_of("dot_product", "additive")("score", score, {})
         feature_chunk = optional(whole())("feature_chunk", feature_chunk, {})
         dynamic_walks = flag("dynamic_walks", dynamic_walks)
@@ -206,14 +205,11 @@ class GraphKernelAttention(SoftmaxAttention, KernelLayer):
                 "them."
             )
 
-    def build(
-        self, query_shape: Shape, value_shape: Shape | None = None, key_shape: Shape | None = None
-    ) -> None:
-        super().build(query_shape, value_shape, key_shape)
+    def add_sublayers(self, query_shape: Shape) -> None:
         if self.score == "additive":
-            shape = (*query_shape[:2], self.num_heads, self.key_dim)
-            self._additive_score = AdditiveScore(self._get_common_kwargs_for_sublayer(), "score")
-            self._additive_score.build(shape, shape)
+            options = self._get_common_kwargs_for_sublayer()
+            self._additive_score = Vectors("score", (self.num_heads, self.key_dim), **options)
+            self._additive_score.build()
 
     def operator(self, tokens: Tokens, call: Call) -> Operator:
         if self.feature_map is not None:
@@ -221,7 +217,8 @@ class GraphKernelAttention(SoftmaxAttention, KernelLayer):
         query, key, value = tokens[1:]
         visible = call.visibility.joined(ops.shape(key)[1])
         if self.score == "additive":
-            scores = self._additive_score(query, key)  # S, (B, N, T, T)
+            vectors = self._additive_score.query, self._additive_score.key
+            scores = additive_scores(query, key, *vectors)  # S, (B, N, T, T)
         else:
             scores = at_least_float32(scores_of(query, key, self.score_scale))
         factors, non_finite = self._factors(tokens, scores, visible, call)
@@ -283,51 +280,7 @@ class GraphKernelAttention(SoftmaxAttention, KernelLayer):
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()
-        config.pop("attention_axes", None)
-        mask, feature_map = (
-            None if part is None else keras.saving.serialize_keras_object(part)
-            for part in (self.mask, self.feature_map)
-        )
-        return {
-            **config,
-            "mask": mask,
-            "score": self.score,
-            "feature_map": feature_map,
-            "feature_chunk": self.feature_chunk,
-            "dynamic_walks": self.dynamic_walks,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "GraphKernelAttention":
-        names = ("mask", "feature_map", "bias")
-        objects = {name: restored(name, config.get(name)) for name in names}
-        return cls(**{**config, **objects})
-
-
-class AdditiveScore(keras.layers.Layer):  # type: ignore[misc]
-    """Scores of all pairs, LeakyReLU(a . [q_i || k_j]), with one vector a for each head.
-
-    Args:
-        options: The options of the attention's projections: `kernel_initializer`,
-            `kernel_regularizer`, `kernel_constraint` and `dtype` are used.
-        name: Name of the part.
-
-    Weights:
-        `query` and `key` of shape (num_heads, key_dim), the two halves of a.
-    """
-
-    def __init__(self, options: dict[str, Any], name: str) -> None:
-        super().__init__(dtype=options["dtype"], name=name)
-        self._options = {
-            part: options[f"kernel_{part}"] for part in ("initializer", "regularizer", "constraint")
-        }
-
-    def build(self, query_shape: Shape, key_shape: Shape) -> None:
-        """Makes the weights for queries (B, T, N, H) and keys (B, S, N, H)."""
-        self.query_vector = self.add_weight(name="query", shape=query_shape[2:], **self._options)
-        self.key_vector = self.add_weight(name="key", shape=key_shape[2:], **self._options)
-
-    def call(
-        self, query: Float[Tensor, "B T N H"], key: Float[Tensor, "B S N H"]
-    ) -> Float[Tensor, "B N T S"]:
-        return additive_scores(query, key, self.query_vector, self.key_vector)
+        for name in ("mask", "feature_map"):
+            config[name] = keras.saving.serialize_keras_object(getattr(self, name))
+        names = ("score", "feature_chunk", "dynamic_walks")
+        return config | {name: getattr(self, name) for name in names}

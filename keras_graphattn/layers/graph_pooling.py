@@ -89,18 +89,16 @@ class GraphSumPooling(GraphPooling):
     """The sum of a graph's nodes. It distinguishes graphs of different sizes; a mean does not.
 
     Args:
-        **kwargs: `name`, `dtype`.
+        **kwargs: As for `GraphMeanPooling`.
 
     Call arguments:
-        inputs: Tensor of shape (B, T, d), one row per node.
-        mask: Boolean tensor of shape (B, T); `False` marks padding. By default the inputs' Keras
-            mask.
+        As for `GraphMeanPooling`.
 
     Returns:
         A tensor of shape (B, d); 0 for a graph without nodes. The sum is float32 inside.
 
     Raises:
-        ValueError: For inputs whose shape is not (B, T, d), and masks whose shape is not (B, T).
+        ValueError: As for `GraphMeanPooling`.
 
     Example:
 
@@ -126,18 +124,16 @@ class GraphMaxPooling(GraphPooling):
     `keras.layers.GlobalMaxPooling1D` ignores masks.
 
     Args:
-        **kwargs: `name`, `dtype`.
+        **kwargs: As for `GraphMeanPooling`.
 
     Call arguments:
-        inputs: Tensor of shape (B, T, d), one row per node.
-        mask: Boolean tensor of shape (B, T); `False` marks padding. By default the inputs' Keras
-            mask.
+        As for `GraphMeanPooling`.
 
     Returns:
         A tensor of shape (B, d); 0 for a graph without nodes, NaN where a node has NaN.
 
     Raises:
-        ValueError: For inputs whose shape is not (B, T, d), and masks whose shape is not (B, T).
+        ValueError: As for `GraphMeanPooling`.
 
     Example:
 

@@ -19,7 +19,7 @@ from keras_graphattn.layers.base import (
 )
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.numerics.custom_gradient import kept_with
-from keras_graphattn.numerics.precision import ALL, new_axes, without_padding
+from keras_graphattn.numerics.precision import without_padding
 from keras_graphattn.operators.kernel import KernelOperator
 from keras_graphattn.operators.operator import Visibility, all_of
 from keras_graphattn.types import Bool, Float, Tensor
@@ -51,26 +51,15 @@ class KernelLayer(AttentionLayer):
     def add_coefficients(self, query_shape: Shape) -> None:
         super().add_coefficients(query_shape)
         if self.feature_map is not None:
-            self._add_feature_weights(self.feature_map)
+            # the map's own seed has priority over the layer's
+            seed = self.seed if getattr(self.feature_map, "seed", None) is None else None
+            drawn = self.feature_map.weights(self.num_heads, self.key_dim, seed)  # {} for most maps
+            self._feature_weight_names = tuple(drawn)
+            for name, value in drawn.items():
+                setattr(self, name, self.add_array(name, value, trainable=False))
         if self.mask is not None:
             shape = (*query_shape[:2], self.num_heads, self.value_dim)
             self.mask.build_in(self, shape, tuple(query_shape))
-
-    def _add_feature_weights(self, feature_map: FeatureMap) -> None:
-        """Makes the weights of the feature map, which are attributes and are not trained."""
-        # the map's own seed has priority over the layer's
-        seed = self.seed if getattr(feature_map, "seed", None) is None else None
-        drawn = feature_map.weights(self.num_heads, self.key_dim, seed)  # {} for most maps
-        self._feature_weight_names = tuple(drawn)
-        for name, value in drawn.items():
-            weight = self.add_weight(
-                name=name,
-                shape=value.shape,
-                initializer=lambda shape, dtype, value=value: ops.convert_to_tensor(value, dtype),
-                trainable=False,
-                autocast=False,
-            )
-            setattr(self, name, weight)
 
     def redraw_features(self, seed: int | None = None) -> None:
         """Draws the random weights of the feature map again, such as those of `"favor"`.
@@ -128,12 +117,13 @@ class KernelLayer(AttentionLayer):
         mask, inputs, queries, keys = self._mask_of(tokens, call)
         fixed_scale = mask is not None and mask.hides_keys
         phi_query, phi_key = self.features(tokens.query, tokens.key, queries, keys, fixed_scale)
+        seen = Visibility(None, queries, keys, mask is not None and mask.is_causal)
         return KernelOperator(
             phi_query,
             phi_key,
             mask,
             inputs,
-            rows=_rows_with_visible_keys(queries, keys, mask is not None and mask.is_causal),
+            rows=seen.rows_with_visible_keys(ops.shape(phi_key)[1]),
             non_finite=call.non_finite,
             path=self.attention_path,
             feature_chunk=self.feature_chunk,
@@ -196,13 +186,3 @@ def _joined(owner: KernelLayer | Mask, causal: bool, entries: bool) -> Mask:
     factors += [owner] if isinstance(owner, Mask) else []
     factors += ["entries"] if entries else []
     return masks.Product(factors) if len(factors) > 1 else masks.get(factors[0])
-
-
-def _rows_with_visible_keys(
-    queries: Bool[Tensor, "B T"] | None, keys: Bool[Tensor, "B S"] | None, is_causal: bool
-) -> Bool[Tensor, "B T? 1"] | None:
-    """Which rows see a key that is not padding, by padding and causality only."""
-    visibility = Visibility(None, queries, keys, is_causal)
-    if keys is None:
-        return None if queries is None else new_axes(queries, (ALL, ALL, None))
-    return visibility.rows_with_visible_keys(ops.shape(keys)[1])

@@ -6,25 +6,17 @@ import keras
 from keras import ops
 
 from keras_graphattn import feature_maps
-from keras_graphattn.checks import checked, floats, is_one_of, optional, size, whole
+from keras_graphattn.checks import checked, floats, one_of, optional, size, whole
 from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.feature_maps import FeatureMap
 from keras_graphattn.filters import Filter
-from keras_graphattn.layers.base import (
-    Call,
-    Tokens,
-    inputs_of,
-    optional_filter,
-    padding_of,
-    refuse_options,
-)
+from keras_graphattn.layers.base import Call, Tokens, inputs_of, optional_filter, padding_of
 from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.masks import get
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.numerics.precision import without_padding
 from keras_graphattn.operators.kernel import KernelOperator
 from keras_graphattn.operators.operator import Operator, Visibility, all_of
-from keras_graphattn.serialization import restored
 from keras_graphattn.types import Float, Tensor
 
 State = tuple[Any, ...]
@@ -66,11 +58,9 @@ class MaskedKernelAttention(KernelLayer):
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, initializers, regularizers, constraints, `use_gate`, `seed`, `name`,
             `dtype`) except `attention_axes`, `sliding_window` and `flash_attention`. And
-            `coefficient_learning_rate_multiplier`, 10 by default: the filter's coefficients learn
-            this many times as fast as other weights, if the optimizer is one of
-            `keras_graphattn.optimizers.with_coefficient_rates`. Any other optimizer ignores it. A
-            mask has its own, 30 by default. If the mask was given none, a number given here holds
-            for the mask's weights too.
+            `coefficient_learning_rate_multiplier`, as for `GraphFilterAttention`. A mask has its
+            own, 30 by default. If the mask was given none, a number given here holds for the
+            mask's weights too.
 
     Call arguments:
         query: Tensor of shape (B, T, d).
@@ -118,6 +108,8 @@ class MaskedKernelAttention(KernelLayer):
 
     filter: Filter | None
     feature_map: FeatureMap
+    refused = ("attention_axes", "sliding_window")
+    instead = "Leave it out, or express it as a `mask`."
 
     def __init__(
         self,
@@ -134,16 +126,9 @@ class MaskedKernelAttention(KernelLayer):
         order: int | None = None,
         **kwargs: Any,
     ) -> None:
-        refused = ["attention_axes", "sliding_window"]
-        fix = "Leave it out, or express it as a `mask`."
-        refuse_options(type(self).__name__, kwargs, refused, fix)
         mask = None if mask is None else get(mask)
         paths = ("auto", "dense") if mask is None else ("auto", *mask.paths)
-        if not is_one_of(path, paths):
-            kind = "Without a mask" if mask is None else f"With the mask {type(mask).__name__}"
-            raise ValueError(
-                f"{kind}, `path` must be one of {list(paths)}. Received: path={path!r}"
-            )
+        one_of(*paths)("path", path, {})  # those of the mask
         feature_chunk = optional(whole())("feature_chunk", feature_chunk, {})
         if mask is None and feature_chunk is not None:
             raise ValueError(
@@ -151,13 +136,11 @@ class MaskedKernelAttention(KernelLayer):
                 f"feature_chunk={feature_chunk}, mask=None. Set `mask`, or leave out "
                 "`feature_chunk`."
             )
-        chosen = optional_filter(filter, order)
         feature_map = feature_maps.get(feature_map)
         super().__init__(num_heads, key_dim, value_dim, dropout, feature_map=feature_map, **kwargs)
-        if chosen is not None:
-            chosen.coefficients(num_heads)  # refuses start values for another number of heads
         self.mask, self.attention_path, self.feature_chunk = mask, path, feature_chunk
-        self.filter, self.is_square = chosen, mask is not None or chosen is not None
+        self.filter = optional_filter(filter, num_heads, order)
+        self.is_square = mask is not None or filter is not None
         self._share_multiplier()
 
     def operator(self, tokens: Tokens, call: Call) -> KernelOperator:
@@ -188,11 +171,10 @@ class MaskedKernelAttention(KernelLayer):
         mask: Any = self.joined_mask(causal=True)
         dtype = "float64" if self.compute_dtype == "float64" else "float32"
         count = self.feature_map.num_features(self.num_heads, self.key_dim)
-        calls = 1 if self.filter is None else self.filter.num_applications
         states = (
             # the first state has one more column, for the normaliser
             mask.get_initial_state(batch_size, self.num_heads, count, self.value_dim + (call == 0))
-            for call in range(calls)
+            for call in range(self.num_signals)
         )
         return tuple(state._replace(sums=ops.cast(state.sums, dtype)) for state in states)
 
@@ -250,21 +232,10 @@ class MaskedKernelAttention(KernelLayer):
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
-        del config["attention_axes"], config["sliding_window"]
         config["feature_chunk"] = self.feature_chunk
         for name in ("mask", "feature_map", "filter"):
-            value = getattr(self, name)
-            config[name] = None if value is None else keras.saving.serialize_keras_object(value)
+            config[name] = keras.saving.serialize_keras_object(getattr(self, name))
         return {**config, "path": self.attention_path}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "MaskedKernelAttention":
-        objects: dict[str, Any] = {
-            name: restored(name, config[name])
-            for name in ("mask", "feature_map", "filter")
-            if name in config
-        }
-        return cls(**{**config, **objects})
 
 
 class _Steps(KernelOperator):

@@ -1,7 +1,7 @@
 """p-Laplacian self-attention (p-LaT)."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 
@@ -102,7 +102,6 @@ class PLaplacianAttention(SelfAttention):
     weights that are infinite in the paper, and the blockwise form.
     """
 
-    paths: ClassVar[tuple[str | None, ...]] = (None, "dense", "blockwise")
     max_rank = 3
 
     def __init__(
@@ -131,7 +130,6 @@ class PLaplacianAttention(SelfAttention):
         return list(self.numbers.p)
 
     def operator(self, tokens: Tokens, call: Call) -> Operator:
-        self._check_matrix(call.returns_matrix)
         forms = self.attention_path == "dense"
         if self.attention_path is None:
             forms = call.returns_matrix or self.dropout > 0.0
@@ -168,10 +166,6 @@ class PLaplacianAttention(SelfAttention):
         return CachedPLaplacianOperator(
             *tokens[1:], self.numbers, signals, index, visible, scale, logits
         )
-
-    def _check_matrix(self, is_asked_for: bool) -> None:
-        if self.attention_path is not None:
-            super()._check_matrix(is_asked_for)
 
     def get_config(self) -> dict[str, Any]:
         return {

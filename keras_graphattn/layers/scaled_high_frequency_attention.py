@@ -1,11 +1,14 @@
 """AttnScale, a remedy against over-smoothing that amplifies what plain attention damps."""
 
+from typing import Any
+
 import keras
+import numpy as np
 from keras import ops
 
 from keras_graphattn.layers.base import Call, Shape, SoftmaxAttention, Tokens
 from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
-from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of
+from keras_graphattn.operators.operator import Operator
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -21,10 +24,8 @@ class ScaledHighFrequencyAttention(SoftmaxAttention):
 
     Args:
         *args, **kwargs: The arguments of `keras.layers.MultiHeadAttention`, `bias` as for
-            `GraphFilterAttention`, and
-            `coefficient_learning_rate_multiplier`, 10 by default: `high_frequency_scale` learns
-            this many times as fast as other weights, if the optimizer is one of
-            `keras_graphattn.optimizers.with_coefficient_rates`. Any other optimizer ignores it.
+            `GraphFilterAttention`, and `coefficient_learning_rate_multiplier` of
+            `high_frequency_scale`, as there.
 
     Call arguments:
         As for `GraphFilterAttention`.
@@ -52,19 +53,11 @@ class ScaledHighFrequencyAttention(SoftmaxAttention):
 
     def add_coefficients(self, query_shape: Shape) -> None:
         super().add_coefficients(query_shape)
-        self.high_frequency_scale = self.add_weight(
-            name="high_frequency_scale",
-            shape=(self.num_heads,),
-            initializer="zeros",
-            autocast=False,
-        )
+        start = np.zeros(self.num_heads)
+        self.high_frequency_scale = self.add_array("high_frequency_scale", start)
 
-    def operator(self, tokens: Tokens, call: Call) -> SoftmaxOperator:
-        _, query, key, _ = tokens
-        visible = call.visibility.joined(ops.shape(key)[1])
-        scores = scores_of(query, key, self.score_scale)
-        logits = self.logits(tokens, call)
-        operator = SoftmaxOperator(scores, visible, dtype=query.dtype, logits=logits)
+    def operator(self, tokens: Tokens, call: Call) -> Operator:
+        operator: Any = super().operator(tokens, call._replace(training=False))
         attention = operator.scores  # A, (B, N, T, T)
         uniform = at_least_float32(masked_softmax(ops.zeros_like(attention), operator.visible))
         scale = at_least_float32(ops.reshape(self.high_frequency_scale, (-1, 1, 1)))  # (N, 1, 1)
@@ -72,4 +65,4 @@ class ScaledHighFrequencyAttention(SoftmaxAttention):
         drop = self._dropout_in(call.training)
         scaled = ops.cast(scaled, attention.dtype)
         operator.applied = scaled if drop is None else drop(scaled)
-        return operator
+        return operator  # type: ignore[no-any-return]

@@ -130,11 +130,6 @@ class PairMatrix(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         check_dtype_policy(kwargs.get("dtype"))
         super().__init__(**kwargs)
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
-        check_dtype_policy(config.get("dtype"))  # Keras reads it before it calls `__init__`
-        return super().from_config(config)
-
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {name: getattr(self, name) for name in self._settings}
 
@@ -236,8 +231,7 @@ class PairMatrix(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         """A weight with these start values or, with a shape, those of an initializer."""
         self._parameter_names = (*self._parameter_names, name)
         if shape is None:
-            shape, values = start.shape, start
-            start = lambda shape, dtype: ops.convert_to_tensor(values, dtype=dtype)  # noqa: E731
+            return self.add_array(name, start, trainable)
         return self.add_weight(shape, start, name=name, trainable=trainable, autocast=False)
 
     def _weights(self, *names: str) -> Tensors:

@@ -129,7 +129,7 @@ STRANGERS = {
     "filter": (set_part("filter", EVIL), "`filter` cannot be restored.*locate class 'Evil'"),
     "function": (set_part("feature_map", EVAL), "`feature_map` cannot be restored.*'eval'"),
     "lambda": (set_part("feature_map", LAMBDA), "`feature_map` cannot be restored.*lambda"),
-    "other class": (set_part("mask", DENSE), "`mask` must be one of.*Received: mask=<Dense"),
+    "other class": (set_part("mask", DENSE), "`mask` must be one of.*Received: mask=.*'Dense'"),
 }
 
 

@@ -203,7 +203,7 @@ CALLS = {  # the layer, what its call gets besides tokens, and the words of the 
     ),
     "pairs in chunks": (KERNEL, {"mask": Causal, "path": "chunked"}, PAIRS, "forms the pairs.*Rec"),
     "edges, later tokens": (ALONG_EDGES, IN_LAYER, {"use_causal_mask": True}, "is not causal"),
-    "edges, pairs": (ALONG_EDGES, IN_LAYER, PAIRS, r"shape \(B, 1, T\).*Received"),
+    "edges, pairs": (ALONG_EDGES, IN_LAYER, PAIRS, r"shape \(B, 1, S\).*Received"),
     "edges, a bias": (
         *(ALONG_EDGES, IN_LAYER, {"attention_bias": np.zeros((16, 16), "float32")}),
         "no matrix of scores.*`attention_bias`.*features",
