@@ -104,7 +104,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
     filter: Filter | str | None = None
     is_square = True  # whether query and value must have the same length
     across_sequences = "Use keras.layers.MultiHeadAttention for cross-attention."
-    refused: ClassVar[tuple[str, ...]] = ()  # options of multi-head attention that it has not
+    refused: ClassVar[tuple[str, ...]] = ()  # options of multi-head attention that it lacks
     instead = "Leave it out."
     takes_mask_inputs = False  # whether its mask of factors, or its graph, comes with a call
     max_rank: ClassVar[int | None] = None  # most dimensions of an input, if there is a limit

@@ -151,11 +151,11 @@ def at_any_logits(
     for width, weights, decay in steps:
         _, later = _halves(merged_left, width)
         earlier_values, _ = _halves(merged_values, width)
-        scores = later * decay @ ops.swapaxes(weights, -1, -2)
+        scores = (later * decay) @ ops.swapaxes(weights, -1, -2)
         first, second = _halves(outputs, width)
         outputs = _joined(first, second + scores @ earlier_values, outputs)
     outputs = ops.reshape(outputs, ops.shape(values))
-    return outputs + left * carried @ before.context
+    return outputs + (left * carried) @ before.context
 
 
 def running_maximum(chunks: Chunks) -> Float[Tensor, "B N C c H"]:

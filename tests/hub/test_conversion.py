@@ -290,10 +290,8 @@ def test_sizes(name):
         assert sizes.value_dim == sizes.key_dim
         assert sizes.groups == sizes.num_heads // sizes.num_key_value_heads
         found.add((*sizes[:3], round(sizes.scale, 5)))
-        is_stock = hasattr(shown, "sees_past_only")
-        if is_stock and not name.startswith(
-            "blip2"
-        ):  # its layers do not say in their names what they are
+        # the layers of BLIP-2 do not say in their names what they are
+        if hasattr(shown, "sees_past_only") and not name.startswith("blip2"):
             assert shown.sees_past_only(slot.parent) is is_causal(name, slot.path), slot.path
         if name not in ("blip2_t5", "pali_gemma2"):  # some of their layers only
             assert shown.beyond_softmax() == ((BEYOND[name],) if name in BEYOND else ())
