@@ -8,7 +8,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Threads that spin while they wait slow each other down where processes share cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-slow lint coverage dist check-dist wheel versions results-check docs deploy-docs clean
+.PHONY: help demo test test-slow test-triton lint coverage dist check-dist wheel versions results-check docs deploy-docs clean
 
 help:
 	@echo "make demo      set up, train softmax, GFSA and AGF on JapaneseVowels, export a SavedModel"
@@ -61,6 +61,11 @@ test-slow: $(VENV)/.dev
 	  echo "== slow tests on $$backend"; \
 	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest -q -n 2 -m slow $(TEST_ARGUMENTS); \
 	done
+
+# The Triton kernels for torch, step by step on a CPU.
+test-triton: $(VENV)/.dev
+	$(BIN)/python -m pip install -q triton -e ".[triton]"
+	TRITON_INTERPRET=1 KERAS_BACKEND=torch $(BIN)/python -m pytest -q tests/ops/test_triton.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

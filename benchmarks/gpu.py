@@ -103,7 +103,48 @@ def linear_cases(options, length):
     cases = {"causal flash attention": flash(True)}
     for name, mask in masks.items():
         cases[name] = kernel_attention(mask, length, options, "chunked")
+    cases["gated delta rule"] = delta_rule
+    if has_kernels():
+        names = ("Exponential", "GatedDecay", "gated delta rule")
+        cases |= {f"{name}, kernel": on_kernels(cases[name]) for name in names}
     return with_projections(options, length, cases, "causal filter core")
+
+
+def delta_rule(q, k, v):
+    """The operator of `GatedDeltaRule`, in float32 as in the layer, with equal gates."""
+    from keras import ops
+
+    from keras_graphattn.operators import DeltaRuleOperator
+
+    query, key, x = (ops.cast(signal, "float32") for signal in (q, k, v))
+    gates = 0.5 * ops.ones_like(key[..., 0])
+    key = ops.normalize(key, axis=-1)
+    return ops.cast(DeltaRuleOperator(query, key, -gates, gates)(x), v.dtype)
+
+
+def has_kernels():
+    """Whether `use_kernels` has kernels for this backend and device."""
+    from keras_graphattn.operators import use_kernels
+
+    try:
+        use_kernels()
+    except ValueError:
+        return False
+    use_kernels(False)
+    return True
+
+
+def on_kernels(function):
+    from keras_graphattn.operators import use_kernels
+
+    def call(*signals):
+        use_kernels()
+        try:
+            return function(*signals)
+        finally:
+            use_kernels(False)
+
+    return call
 
 
 def fft_cases(options, length):

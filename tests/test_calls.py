@@ -114,7 +114,7 @@ BUDGETS = {
     "graph filter, Alibi": (12, 76, 58),
     "differential": (9, 53, 66),
     "edges": (11, 63, 61),
-    "delta rule": (12, 68, 93),
+    "delta rule": (13, 68, 93),
     "p-Laplacian": (12, 84, 55),
     "AGF": (8, 41, 42),
     "AGF, causal": (10, 69, 76),

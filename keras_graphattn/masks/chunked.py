@@ -238,6 +238,19 @@ def attention_by_form(
     if kernels is not None and length is not None and dtype_name(x.dtype) == "float32":
         return _by_kernel(query, key, x, form, kernels)
     chunk_size = chunk_size if length is None else min(chunk_size, length)
+    return _in_chunks(query, key, x, form, runs, gates, state, chunk_size)
+
+
+def _in_chunks(
+    query: Features,
+    key: Features,
+    x: Signal,
+    form: Form,
+    runs: Int[Tensor, "B T"] | None,
+    gates: Float[Tensor, "B N T"] | None,
+    state: ChunkedState | None,
+    chunk_size: int,
+) -> Signal:
     size = ops.shape(x)[1]
     # (B, T, N, ...) -> (B, N, C, c, ...)
     query, key, x = (
@@ -256,10 +269,15 @@ def attention_by_form(
 
 
 def _by_kernel(query: Features, key: Features, x: Signal, form: Form, kernels: Kernels) -> Signal:
-    """The same by a Pallas kernel, one call for each exponential."""
-    from keras_graphattn.operators.pallas_decay import decayed_attention
+    """The same by a kernel, one call for each exponential."""
+    if keras.backend.backend() == "torch":
+        from keras_graphattn.operators.triton_kernels import decayed_attention as in_triton
 
-    attend = partial(decayed_attention, query, key, x, **kernels._asdict())
+        attend = partial(in_triton, _under_gates, query, key, x)
+    else:
+        from keras_graphattn.operators.pallas_decay import decayed_attention
+
+        attend = partial(decayed_attention, query, key, x, **kernels._asdict())
     gates = ops.zeros_like(x[..., 0]) if form.log_gates is None else form.log_gates
     if form.decay is None:
         return attend(log_gates=gates)
@@ -269,6 +287,12 @@ def _by_kernel(query: Features, key: Features, x: Signal, form: Form, kernels: K
         part = attend(log_gates=gates - rates[:, r])
         total = total + (part if weights is None else part * weights[:, r, None])
     return total
+
+
+def _under_gates(query: Features, key: Features, x: Signal, gates: Tensor) -> Signal:
+    """Causal attention under gates (B, T, N), without a kernel."""
+    gates = ops.transpose(gates, (0, 2, 1))
+    return _in_chunks(query, key, x, Form(causal=True), None, gates, None, CHUNK)
 
 
 def advanced_state(state: ChunkedState, key: Features, x: Signal, form: Form) -> ChunkedState:

@@ -1,7 +1,8 @@
 """Functions with a custom gradient on torch.
 
 `in_place` is for those that have a second form, quicker on a CPU: it works on few numbers at a
-time and overwrites them, so it cannot be differentiated.
+time and overwrites them, so it cannot be differentiated. `by_kernel` is for those with a kernel
+that can be differentiated once.
 """
 
 from collections.abc import Callable
@@ -58,8 +59,34 @@ def in_place(
     return outputs
 
 
-def are_ordinary(tensors: Tensors) -> bool:
-    """Whether these are tensors of one float type on a CPU, not traced or transformed by torch."""
+def by_kernel(
+    plain: Callable[..., Tensors], kernel: Callable[..., Tensors], *tensors: Tensor
+) -> Tensors:
+    """`plain(*tensors)`, by `kernel` where the tensors are ordinary ones of float32.
+
+    Both are functions of the tensors that return a tuple. The first derivatives come from `kernel`,
+    all others from `plain`.
+    """
+    first = tensors[0]
+    if first.dtype != torch.float32 or not are_ordinary(tensors, first.device.type):
+        return plain(*tensors)
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    given = [x.detach().requires_grad_(keep) for x in tensors]
+    outputs = kernel(*given)
+    if not keep:
+        return outputs
+
+    def gradient(_: Tensors, __: Tensors, upstream: Tensors) -> Gradients:
+        slopes: Gradients = torch.autograd.grad(outputs, given, upstream, retain_graph=True)
+        return slopes
+
+    found = tuple(x.detach() for x in outputs)
+    results: Tensors = _InPlace.apply(plain, gradient, found, (), *tensors)
+    return results
+
+
+def are_ordinary(tensors: Tensors, device: str = "cpu") -> bool:
+    """Whether these are tensors of one float type on a device, not traced or transformed."""
     if traced_by_torch() or torch._C._are_functorch_transforms_active():
         return False
     kinds = (torch.Tensor, torch.nn.Parameter)
@@ -68,7 +95,7 @@ def are_ordinary(tensors: Tensors) -> bool:
     return (
         ordinary
         and (dtypes == {torch.float32} or dtypes == {torch.float64})
-        and all(x.device.type == "cpu" for x in tensors)
+        and all(x.device.type == device for x in tensors)
         and not _in_forward_mode(tensors)
     )
 

@@ -114,7 +114,8 @@ class BlockwiseOperator(Operator):
     def _kernels(self, x: Float[Tensor, "B T N D"]) -> Kernels | None:
         """The kernels for `twice`, where they are asked for and take what this operator sees."""
         kernels, seen = chosen_kernels(), self.visibility
-        if kernels is None or seen.entries is not None or seen.window is not None:
+        others = seen.entries is not None or seen.window is not None
+        if kernels is None or others or keras.backend.backend() != "jax":
             return None
         from keras_graphattn.operators.pallas_sweeps import fits
 

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
+from keras_graphattn.checks import dtype_name
 from keras_graphattn.numerics.blocks import (
     cut_into_chunks,
     first_of,
@@ -40,6 +41,7 @@ from keras_graphattn.numerics.precision import (
     without_padding,
     zero_where_masked,
 )
+from keras_graphattn.operators.device_kernels import chosen_kernels
 from keras_graphattn.operators.operator import Operator
 from keras_graphattn.types import Bool, Float, Tensor
 
@@ -101,6 +103,28 @@ class DeltaRuleOperator(Operator):
         self.factors: Factors | None = None
 
     def __call__(self, x: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
+        if not self._fits_kernel(x):
+            return self._in_chunks(x)
+        from keras_graphattn.operators.triton_kernels import delta_rule
+
+        batch, _, heads, width = ops.shape(x)
+        start = ops.reshape(self._start(x), (batch, heads, self.key.shape[-1], width))
+        given = self.query, self.key, x, self.log_decay, self.strength, start
+        outputs, last = delta_rule(_portable, *given)
+        self.following.append(last)
+        return outputs
+
+    def _fits_kernel(self, x: Float[Tensor, "B T N D"]) -> bool:
+        """Whether the kernel of torch is asked for, takes these tensors, and they are many."""
+        if chosen_kernels() is None or keras.backend.backend() != "torch":
+            return False
+        from keras_graphattn.operators.triton_kernels import WIDEST
+
+        length, width = x.shape[1], self.key.shape[-1]
+        is_long = isinstance(length, int) and length > CHUNK
+        return is_long and dtype_name(x.dtype) == "float32" and width <= WIDEST
+
+    def _in_chunks(self, x: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
         if self.factors is None:
             self.factors = self._factors()
         inside, of_state, update, carried = self.factors
@@ -180,6 +204,14 @@ class DeltaRuleOperator(Operator):
         if self.non_finite is None:
             return outputs
         return nan_where(self.non_finite[:, :, None, None], outputs)
+
+
+def _portable(
+    query: Tensor, key: Tensor, x: Tensor, log_decay: Tensor, strength: Tensor, state: Tensor
+) -> Tensors:
+    """The outputs and the state after the last token, without a kernel."""
+    operator = DeltaRuleOperator(query, key, log_decay, strength, state)
+    return operator._in_chunks(x), *operator.following
 
 
 def decays(log_decay: Float[Tensor, "... c"]) -> Float[Tensor, "... c c"]:

@@ -76,9 +76,11 @@ On an NVIDIA H200, this is what the tests of layers, masks and operators gave:
   in its backward pass. Beyond 1e9, the rounding of a score is enough to overflow its exponential.
   At 1e4, hidden tokens change nothing.
 
-The Pallas kernels of `keras_graphattn.operators.use_kernels` (JAX) are for TPUs: for causal kernel
-attention under a decay, and for the two products of GFSA with A in blocks. They are off by default:
-nobody has measured that they are faster. Both had a form for GPUs, which gave the numbers of the
+`keras_graphattn.operators.use_kernels` has kernels that are off by default: nobody has measured
+that they are faster. On torch they are the Triton kernels of flash-linear-attention, which the
+extra `triton` installs: for causal kernel attention under a decay, and for `GatedDeltaRule`. On
+JAX they are Pallas kernels for TPUs: for the first of the two, and for the two products of GFSA
+with A in blocks. Both Pallas kernels had a form for GPUs, which gave the numbers of the
 portable form and was removed: in bfloat16 at 8,192 tokens, the first took more than 400 times the
 time of the portable form, and the second 3.6 times. There, the fused path is the fastest form of
 GFSA.

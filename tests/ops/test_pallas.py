@@ -208,9 +208,9 @@ def test_two_sweeps_and_their_gradients_are_lowered(causal, monkeypatch):
     assert lowered_text(step, *arrays).count(CALL) == 2
 
 
-@pytest.mark.skipif(HAS_TPU, reason="a TPU is here")
+@pytest.mark.skipif(device_kernels._platform() in ("tpu", "cuda"), reason="a device is here")
 def test_kernels_are_refused_without_a_device():
-    with pytest.raises(ValueError, match=f"needs JAX with a TPU.*{BACKEND}"):
+    with pytest.raises(ValueError, match=f"JAX with a TPU, or torch with a CUDA.*{BACKEND}"):
         use_kernels()
     use_kernels(False)
     assert chosen_kernels() is None
