@@ -50,6 +50,7 @@ PUBLISHED = {
     "walks": 50,
     "walk_length": 4,
     "degrees": False,
+    "standardise": False,
     "search": False,
 }
 # of GKAT there, in per cent
@@ -96,6 +97,8 @@ class GraphClassification(ClassifierOfGraphs):
         add("--dataset", default=MADE, help="made, or the name of TU data in --data-dir")
         add("--data-dir", type=Path, help=self.data_files)
         add("--degrees", action="store_true", help="a node's degree is a feature beside its tag")
+        what = "subtract the mean of each feature in the training graphs; divide by its spread"
+        add("--standardise", action="store_true", help=what)
         search = "test on a fifth of a fold's training graphs: to choose options by"
         add("--search", action="store_true", help=search)
         add("--graphs", type=at_least(60), help="how many graphs are made [300]")

@@ -71,18 +71,17 @@ def load(options: argparse.Namespace) -> Folds:
     if not problem.folds:
         problem.folds = stratified_folds(labels, options.data_seed)
     for number in range(len(problem.folds)):
-        fold(problem, number, options.validation_fraction, options.search)
+        fold(problem, number, options)
     return problem
 
 
-def fold(
-    problem: Folds, seed: int, validation_fraction: float, search: bool = False
-) -> GraphProblem:
+def fold(problem: Folds, seed: int, options: argparse.Namespace) -> GraphProblem:
     """The fold `seed` modulo the number of folds, with an inner hold-out to validate on.
 
     The seed also draws the held-out graphs. In a search, a fifth of the training graphs is the test
     part, and the test part of the fold is not used.
     """
+    search, validation_fraction = options.search, options.validation_fraction
     train, test = problem.folds[seed % len(problem.folds)]
     random = np.random.default_rng(seed + SEARCH_SEED if search else seed)
     if search:
@@ -90,8 +89,21 @@ def fold(
     train, validation = _hold_out(problem, train, validation_fraction, random)
     if not len(validation) or not len(test):
         raise UsageError(f"{problem.name}: too few graphs for a fold to validate and to test on")
-    splits = ([problem.graphs[place] for place in part] for part in (train, validation, test))
+    splits = [[problem.graphs[place] for place in part] for part in (train, validation, test)]
+    if options.standardise:
+        nodes = np.concatenate([graph.node_features for graph in splits[0]]).astype("float64")
+        mean, spread = nodes.mean(axis=0), nodes.std(axis=0)
+        spread[spread == 0.0] = 1.0
+        splits = [
+            [with_features(graph, (graph.node_features - mean) / spread) for graph in part]
+            for part in splits
+        ]
     return GraphProblem(problem.name, problem.classes, *splits)
+
+
+def with_features(graph: Graph, features: np.ndarray) -> Graph:
+    """The graph with other features of its nodes."""
+    return Graph(graph.edges, node_features=features, label=graph.label, num_nodes=graph.num_nodes)
 
 
 def _hold_out(
@@ -168,7 +180,7 @@ def with_degrees(graph: Graph, *, beside: bool = False, one_hot: bool = True) ->
         features = np.eye(LARGEST_DEGREE + 1)[np.minimum(degrees, LARGEST_DEGREE)]
     if beside:
         features = np.concatenate([graph.node_features, features], axis=1)
-    return Graph(graph.edges, node_features=features, label=graph.label, num_nodes=graph.num_nodes)
+    return with_features(graph, features)
 
 
 def _pair(u: int, v: int) -> tuple[int, int]:

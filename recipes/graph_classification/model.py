@@ -12,5 +12,5 @@ __all__ = ["build", "prepare"]
 def prepare(trial: Trial) -> Training:
     """The compiled model and the batches of one attention with one seed, on the seed's fold."""
     options = trial.options
-    part = fold(trial.problem, trial.seed, options.validation_fraction, options.search)
+    part = fold(trial.problem, trial.seed, options)
     return graphs.prepare(trial._replace(problem=part))

@@ -1,3 +1,5 @@
+import argparse
+
 import keras
 import numpy as np
 import pytest
@@ -60,6 +62,28 @@ def has_all_classes(part):
     return set(labels_of(part)) == {0, 1, 2}
 
 
+def part_of(problem, seed, **changed):
+    options = {"validation_fraction": 0.1, "search": False, "standardise": False, **changed}
+    return data.fold(problem, seed, argparse.Namespace(**options))
+
+
+def test_standardised_features_have_the_moments_of_the_training_graphs():
+    problem = loaded("--graphs", "60")
+    raw, parts = part_of(problem, 0), part_of(problem, 0, standardise=True)
+    nodes = np.concatenate([graph.node_features for graph in parts.train]).astype("float64")
+    np.testing.assert_allclose(nodes.mean(axis=0), 0.0, atol=1e-5)
+    varied = np.any(nodes != nodes[0], axis=0)
+    assert varied.sum() > 5
+    np.testing.assert_allclose(nodes.std(axis=0)[varied], 1.0, atol=1e-5)
+    before = np.concatenate([graph.node_features for graph in raw.train]).astype("float64")
+    spread = np.where(before.std(axis=0) > 0.0, before.std(axis=0), 1.0)
+    for one, other in zip(parts.test, raw.test, strict=True):
+        expected = (other.node_features - before.mean(axis=0)) / spread
+        np.testing.assert_allclose(one.node_features, expected, atol=1e-5)
+        assert (one.label, one.num_nodes) == (other.label, other.num_nodes)
+        assert np.array_equal(one.edges, other.edges)
+
+
 @pytest.mark.parametrize("seed", [0, 7])
 def test_folds_test_on_each_graph_once_and_hold_out_from_the_training_graphs(seed):
     problem = loaded("--graphs", "60", "--data-seed", str(seed))
@@ -67,7 +91,7 @@ def test_folds_test_on_each_graph_once_and_hold_out_from_the_training_graphs(see
     assert sorted(tests) == list(range(60))
     validated = {}
     for fold in (0, 9, 10):
-        parts = data.fold(problem, fold, 0.2)
+        parts = part_of(problem, fold, validation_fraction=0.2)
         places = places_of(problem, parts)
         assert sorted(np.concatenate(list(places.values()))) == list(range(60))
         assert places["test"] == problem.folds[fold % 10][1].tolist()
@@ -81,7 +105,7 @@ def test_folds_test_on_each_graph_once_and_hold_out_from_the_training_graphs(see
 def test_a_search_never_sees_the_test_part_of_the_fold(seed):
     problem = loaded("--graphs", "120", "--search")
     train, test = problem.folds[seed]
-    parts = data.fold(problem, seed, 0.1, search=True)
+    parts = part_of(problem, seed, search=True)
     places = places_of(problem, parts)
     assert sorted(np.concatenate(list(places.values()))) == sorted(train)
     assert not set(test) & set(places["test"])
@@ -145,7 +169,7 @@ def test_other_files_and_too_few_graphs_are_refused(text, words, tmp_path):
 
 def test_batches_of_all_parts_have_the_same_shapes(tmp_path):
     problem = loaded("--graphs", "300")
-    part = data.fold(problem, 0, 0.1)
+    part = part_of(problem, 0)
     sizes = part.sizes(3)
     counts = [graph.num_nodes for graph in problem.graphs]
     shares = [np.mean(np.array(counts) <= size) for size in sizes]
