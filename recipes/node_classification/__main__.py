@@ -115,6 +115,7 @@ class NodeClassification(Recipe):
         defaults = super().attention_defaults(options)
         if options.published:
             defaults["gcn"] = {"units": CONVOLUTION_UNITS}
+            defaults["graph_kernel"] = {"value_dropout": options.dropout}  # the released form
         return defaults
 
     def criterion(self, problem: "NodeProblem", options: argparse.Namespace) -> Criterion:

@@ -17,6 +17,7 @@ from recipes.common.training.graph_layers import (
     GraphAttention,
     GraphConvolution,
     GraphIsomorphism,
+    ReleasedGraphKernelAttention,
     SpectralGraphConvolution,
 )
 from recipes.common.training.layers import linear
@@ -45,6 +46,12 @@ GRAPHS = [
     for n in (7, 4, 1)
 ]
 GRAPH = GraphBatches(GRAPHS, len(GRAPHS), num_buckets=1)[0][0]
+WALKS = np.full((len(GRAPHS), LENGTH, 5, 3), -1, "int32")
+for number, graph in enumerate(GRAPHS):
+    nodes = graph.num_nodes
+    WALKS[number, :nodes] = RANDOM.integers(0, nodes, (nodes, 5, 3))
+    WALKS[number, :nodes, :, 0] = np.arange(nodes)[:, None]
+WALKS[0, :, 3:, 2] = -1  # these walks end early
 
 
 def linear_model(mask=MASK):
@@ -189,6 +196,22 @@ class Case(NamedTuple):
     others: tuple[np.ndarray, ...] = ()  # of the layer's call only
 
 
+def released_gkat_formula(x, weights):
+    """The authors' lines: exp(logits) times the cosines of the counts, over their sums."""
+    counts = np.zeros((len(GRAPHS), LENGTH, LENGTH))
+    for example, node, walk, step in np.ndindex(WALKS.shape):
+        if (seen := WALKS[example, node, walk, step]) >= 0:
+            counts[example, node, seen] += 1.0
+    products = counts @ counts.swapaxes(1, 2)
+    squares = np.einsum("bii->bi", products)
+    squares = np.where(squares > 0.0, squares, 1.0)
+    cosines = torch.tensor(products / np.sqrt(squares[:, :, None] * squares[:, None]))
+    query, key = (torch.einsum("btd,dnh->bnth", x, weights[name]) for name in ("query", "key"))
+    weighted = torch.exp(query @ key.mT / SIZE**0.5) * cosines[:, None]
+    matrix = weighted / (weighted.sum(-1, keepdim=True) + 1e-19)
+    return (matrix @ query).transpose(1, 2).flatten(2) + weights["bias"]
+
+
 FILTERS = {"softmax": None, "gfsa": ORDER}
 CASES = {
     "linear": Case(linear_model, linear_formula, [TOKENS]),
@@ -211,6 +234,10 @@ CASES = {
     "gin": Case(lambda: GraphIsomorphism(WIDTH), gin_formula, [GRAPH["nodes"]], (GRAPH["edges"],)),
     "gat": Case(
         lambda: GraphAttention(HEADS, SIZE), gat_formula, [GRAPH["nodes"]], (GRAPH["edges"],)
+    ),
+    "released_gkat": Case(
+        lambda: ReleasedGraphKernelAttention(HEADS, SIZE),
+        *(released_gkat_formula, [GRAPH["nodes"]], (WALKS, GRAPH["node_mask"])),
     ),
     **{
         f"talking_{name}": Case(

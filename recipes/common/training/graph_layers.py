@@ -1,11 +1,17 @@
-"""GCN, GIN, ChebNet and GAT as Keras layers on the edges of graphs, for comparison."""
+"""GCN, GIN, ChebNet and GAT as Keras layers on the edges of graphs, for comparison.
 
+And GKAT in the form of its authors' code, which has fewer weights than `GraphKernelAttention`.
+"""
+
+import math
 from typing import Any
 
 import keras
 from keras import layers, ops
 
+from keras_graphattn.masks import RandomWalk
 from keras_graphattn.numerics.segments import add_rows
+from keras_graphattn.operators import WeightedSoftmaxOperator
 
 Tensor = Any
 
@@ -257,3 +263,76 @@ class GraphAttention(_OnEdges):
 
 def _leaky(x: Tensor) -> Tensor:
     return ops.leaky_relu(x, negative_slope=0.2)
+
+
+class ReleasedGraphKernelAttention(layers.Layer):
+    """GKAT as its authors' code for citations has it: queries are the values, and none follows.
+
+    Per head, with M the cosine of the walks, Q = x W and K = x W',
+
+        out = drop(A) drop(Q) + b,    A = D^-1 [exp(Q K^T / sqrt(H)) o M]
+
+    Each head has the Glorot start of a matrix of its own.
+
+    Args:
+        num_heads: Number of heads.
+        key_dim: Width of each head. The heads stand side by side in the result.
+        dropout: Share of the entries of A that are dropped in training.
+        value_dropout: Share of the numbers of Q that are dropped in training, as values.
+        seed: Of the dropout.
+        **kwargs: Those of a Keras layer.
+
+    Call arguments:
+        nodes: Tensor of shape (B, T, d).
+        walks: Integers of shape (B, T, walks, length), the nodes of each walk.
+        node_mask: Booleans (B, T); `False` marks padding.
+        training: Whether to apply dropout.
+
+    Source: the code of Choromanski et al., arXiv 2107.07999: https://github.com/HL-hanlin/GKAT.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        dropout: float = 0.0,
+        value_dropout: float = 0.0,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_heads, self.key_dim = num_heads, key_dim
+        self.mask = RandomWalk()
+        options = {"seed": seed, "dtype": self.dtype_policy}
+        self.drop = layers.Dropout(dropout, name="coefficients", **options)
+        self.drop_values = layers.Dropout(value_dropout, name="values", **options)
+
+    def build(self, nodes_shape: Any, walks_shape: Any = None, node_mask_shape: Any = None) -> None:
+        width, heads, size = nodes_shape[-1], self.num_heads, self.key_dim
+        limit = math.sqrt(6.0 / (width + size))
+        start = keras.initializers.RandomUniform(-limit, limit)
+        for name in ("query", "key"):
+            setattr(self, name, self.add_weight((width, heads, size), start, name=name))
+        self.bias = self.add_weight((heads * size,), "zeros", name="bias")
+        self.mask.build((None, None, heads, size))
+        self.built = True
+
+    def call(
+        self, nodes: Tensor, walks: Tensor, node_mask: Tensor, training: bool | None = None
+    ) -> Tensor:
+        query, key = (ops.einsum("btd,dnh->btnh", nodes, each) for each in (self.query, self.key))
+        scores = ops.cast(ops.einsum("btnh,bsnh->bnts", query, key), "float32")
+        operator = WeightedSoftmaxOperator(
+            scores / math.sqrt(self.key_dim),
+            self.mask.dense(ops.shape(nodes)[1], walks=walks),
+            node_mask[:, None, None],
+            dtype=query.dtype,
+            dropout=lambda weights: self.drop(weights, training=training),
+        )
+        outputs = operator.finished(operator(self.drop_values(query, training=training)))
+        return ops.reshape(outputs, (*ops.shape(nodes)[:2], -1)) + self.bias
+
+    def get_config(self) -> dict[str, Any]:
+        sizes = {"num_heads": self.num_heads, "key_dim": self.key_dim}
+        dropout = {"dropout": self.drop.rate, "value_dropout": self.drop_values.rate}
+        return {**super().get_config(), **sizes, **dropout, "seed": self.drop.seed}

@@ -29,6 +29,7 @@ from recipes.common.training.graph_layers import (
     GraphAttention,
     GraphConvolution,
     GraphIsomorphism,
+    ReleasedGraphKernelAttention,
     SpectralGraphConvolution,
 )
 from recipes.common.training.layers import attend, dropout, named_seed, probabilities
@@ -272,7 +273,14 @@ def _with_walks(
     return layer(nodes, query_mask=mask, value_mask=mask, mask_inputs={"walks": graph["walks"]})
 
 
-graph_kernel = functools.partial(_with_walks, GraphKernelAttention)
+def graph_kernel(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
+    """GKAT; with `value_dropout` in the form of its authors' code."""
+    if "value_dropout" not in arguments:
+        return _with_walks(GraphKernelAttention, nodes, graph, arguments)
+    released = ReleasedGraphKernelAttention(**arguments)
+    return released(nodes, graph["walks"], graph["node_mask"])
+
+
 dynamic_graph_kernel = functools.partial(_with_walks, GraphKernelAttention, dynamic_walks=True)
 graph_masked_kernel = functools.partial(_with_walks, MaskedKernelAttention, path="dense")
 
