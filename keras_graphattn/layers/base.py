@@ -255,7 +255,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         operator = self.operator(tokens, call)
         outputs = operator.finished(self.attended(operator, tokens.value, call))
         outputs = outputs if axes is None else axes.apart(outputs)
-        outputs = self._project_out(outputs, query, visibility)
+        outputs = self._project_out(outputs, query, operator)
         if not returns_matrix:
             return outputs
         scores = operator.matrix()  # (B, N, T, S)
@@ -299,7 +299,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         self,
         outputs: Float[Tensor, "B ..."],
         query: Float[Tensor, "B ..."],
-        visibility: Visibility | None = None,
+        operator: Operator | None = None,
     ) -> Float[Tensor, "B ..."]:
         """The outputs of the heads, (B, ..., T, N, D), through the gate and the projection."""
         if self._use_gate:

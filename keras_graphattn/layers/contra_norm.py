@@ -18,7 +18,6 @@ from keras_graphattn.numerics.precision import (
     new_axes,
     zero_where_masked,
 )
-from keras_graphattn.operators.operator import Visibility
 from keras_graphattn.types import Bool, Float, Num, Tensor
 
 
@@ -94,9 +93,9 @@ class ContraNormAttention(SoftmaxAttention):
         out = (1 + s) x - s softmax(x x^T) x,   x = concat_h(A V) W_O
 
     Each output is compared with those of the tokens that its query sees: padding and, with a
-    causal mask, later tokens push nothing. Where heads have masks of their own, a token is compared
-    with what any head sees. A token that sees nothing stays as it is.
-    There is no weight beside those of plain attention.
+    causal mask, later tokens push nothing. Nor does a token that a bias of minus infinity hides.
+    Where heads have masks of their own, a token is compared with what any head sees. A token that
+    sees nothing stays as it is. There is no weight beside those of plain attention.
 
     Args:
         *args: The arguments of `keras.layers.MultiHeadAttention`.
@@ -138,13 +137,10 @@ class ContraNormAttention(SoftmaxAttention):
         self.scale = float(scale)
 
     def _project_out(
-        self,
-        outputs: Float[Tensor, "B T N D"],
-        query: Float[Tensor, "B T d"],
-        visibility: Visibility | None = None,
+        self, outputs: Float[Tensor, "B T N D"], query: Float[Tensor, "B T d"], operator: Any = None
     ) -> Float[Tensor, "B T e"]:
         tokens = super()._project_out(outputs, query)
-        visible = None if visibility is None else visibility.joined(ops.shape(tokens)[1])
+        visible = operator.visible  # without the keys that a bias hides
         visible = None if visible is None else ops.any(visible, axis=1)  # (B?, T?, T)
         # A token that is not finite must not reach those that do not see it: 0 times NaN is NaN.
         finite = ops.all(ops.isfinite(tokens), axis=-1)  # (B, T)

@@ -8,8 +8,10 @@ from keras import ops
 
 from keras_graphattn import biases, layers, masks
 from keras_graphattn.graphs import Graph, precompute
+from keras_graphattn.layers.base import SoftmaxAttention
 from tests.biases.registry import BATCH, CASES, INPUTS, LENGTH, inputs_of
-from tests.layers.twins import CHANNELS, tokens
+from tests.layers.twins import CHANNELS, FORMS, tokens
+from tests.layers.twins import built as built_form
 from tests.numerics import (
     BACKEND,
     assert_all_close,
@@ -136,6 +138,21 @@ def test_a_row_of_minus_infinity_is_zero_on_every_path():
         changed = to_numpy(layer(other, attention_bias=matrix))
         keep = np.arange(LENGTH) != 5
         np.testing.assert_array_equal(changed[:, keep], outputs[:, keep])
+
+
+@pytest.mark.slow_on("jax")
+@pytest.mark.parametrize("name", FORMS)
+def test_minus_infinity_hides_as_a_mask_does(name):
+    form = FORMS[name]
+    layer, x = built_form(form.make), tokens()
+    is_softmax = isinstance(layer, SoftmaxAttention) and getattr(layer, "feature_map", None) is None
+    if not is_softmax or form.masks != "pairs":
+        pytest.skip("the layer has no scores of all pairs")
+    seen = np.random.default_rng(0).random((2, 4, LENGTH, LENGTH)) > 0.4
+    seen[:, :, 3] = False
+    found = layer(x, attention_bias=np.where(seen, 0.0, -np.inf), **form.call)
+    right = layer(x, attention_mask=seen, **form.call)
+    assert_close(to_numpy(found), to_numpy(right), 1e-6)
 
 
 @pytest.mark.parametrize("path", ["dense", "blockwise"])
