@@ -63,18 +63,17 @@ class FeatureMap(Configured):
         weights: Mapping[str, Float[Tensor, "..."]],
         fixed_scale: bool,
     ) -> Float[Tensor, "B T N m"]:
-        """phi of the queries, (B, T, N, m), in at least float32.
+        """phi of the queries, (B, T, N, m), in at least float32, each with 1 as largest feature.
+
+        A row of attention does not depend on this scale. So huge queries cannot overflow, and
+        features of tiny numbers do not underflow in their products with those of keys.
 
         Args:
             query: Tensor of shape (B, T, N, H).
             weights: The values of the layer's `weights`.
-            fixed_scale: Whether a mask hides keys. The largest feature of each query is then
-                scaled to 1. A row of attention does not depend on this scale, and a huge query
-                cannot overflow.
+            fixed_scale: Whether a mask hides keys.
         """
         features = at_least_float32(self(at_least_float32(query)))
-        if not fixed_scale:
-            return features
         # the scale cancels in the normalised row, so it needs no gradient
         top = ops.stop_gradient(largest(features, axis=-1, keepdims=True))  # (B, T, N, 1)
         return features / (top + ops.cast(top == 0.0, top.dtype))

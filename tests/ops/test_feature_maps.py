@@ -6,7 +6,7 @@ import pytest
 import torch
 from keras import ops
 
-from keras_graphattn.feature_maps import FEATURE_MAPS
+from keras_graphattn.feature_maps import FEATURE_MAPS, Elu, FunctionMap, Relu
 from keras_graphattn.feature_maps.favor import Favor, orthogonal_features
 from keras_graphattn.operators.kernel import KernelOperator
 from tests import reference, reference_kernel
@@ -20,6 +20,11 @@ from tests.numerics import (
 )
 
 HEADS, SIZE = 2, 8
+
+
+@keras.saving.register_keras_serializable(package="tests")
+def exponential(x):
+    return ops.exp(x)
 
 
 def heads(length, scale=1.0, seed=0):
@@ -39,6 +44,21 @@ def test_maps_by_name(name):
     assert (value > 0).all()
     half = FEATURE_MAPS[name]().key_features(ops.cast(x, "bfloat16"), {}, None, False)
     assert keras.backend.standardize_dtype(half.dtype) == "float32"
+
+
+@pytest.mark.parametrize("feature_map", [Relu(), Elu(), FunctionMap(exponential)])
+def test_large_and_small_features_without_a_mask(feature_map):
+    """Products of three large numbers overflow, those of two small features underflow."""
+    of_function = isinstance(feature_map, FunctionMap)
+    size, shift = (1.0, -42.0) if of_function else (1e14, 0.0)
+    query, key, values = (heads(5, size, seed) + np.float32(shift) for seed in range(3))
+    phi_query = feature_map.query_features(query, {}, False)
+    operator = KernelOperator(phi_query, feature_map.key_features(key, {}, None, False))
+    phi_query, phi_key = (to_numpy(feature_map(x)).astype("float64") for x in (query, key))
+    matrix = np.einsum("btnm,bsnm->bnts", phi_query, phi_key)
+    matrix /= matrix.sum(-1, keepdims=True)
+    right = np.einsum("bnts,bsnd->btnd", matrix, values.astype("float64"))
+    assert_close(to_numpy(operator(ops.convert_to_tensor(values))), right, 1e-5)
 
 
 def test_directions_are_orthogonal_gaussians():
