@@ -43,8 +43,8 @@ class TUData(NamedTuple):
 
     Attributes:
         graphs: The graphs. Node features are the node's label (its tag) as a one-hot row, then
-        attributes. Where nodes have no label, all have the same. Edge features are
-            the same of edges, if there are any.
+            attributes. Where nodes have no label, all have the same. Edge features are the same of
+            edges, if there are any.
         classes: The labels in the file, in the order of the class numbers.
         folds: Pairs (training, test) of numbers of graphs; empty where none are given.
 

@@ -104,8 +104,9 @@ class EdgeAttention(AttentionLayer):
 
     Weights:
         The projections `query`, `key`, `value` and `attention_output`; `edge` of the features of
-        edges; `virtual/query` and `virtual/key` of shape (num_virtual_nodes, num_heads, key_dim);
-        the filter's coefficients.
+        edges, and of one more number for edges from a node to itself and for those of the expander,
+        which have none; `virtual/query` and `virtual/key` of shape (num_virtual_nodes, num_heads,
+        key_dim); the filter's coefficients.
 
     Raises:
         ValueError: For graphs that cannot be read, for arguments outside the ranges above, for a
@@ -127,7 +128,7 @@ class EdgeAttention(AttentionLayer):
     2023), Sections 3 and 4. With features f of an edge, the products of queries and keys are
     multiplied by a learned map of f, as in its code. Ours: filters of A; virtual nodes that pass on
     what they see within one application of A, as A stays n x n; and 1 is added to the map of f, so
-    that an edge without features has the usual score.
+    that features of 0 leave the usual score.
     """
 
     takes_mask_inputs = True

@@ -86,8 +86,8 @@ class GatedDeltaRule(AttentionLayer):
         a_t = exp(-exp(A) softplus(W_a x_t + dt)),    b_t = sigmoid(W_b x_t)
 
     Queries, keys and values pass a short causal convolution and SiLU; queries and keys are then
-    divided by their length. A full pass works on chunks of tokens, without a loop over tokens.
-    `decode` has a state of fixed size.
+    divided by their length, and queries by sqrt(key_dim). A full pass works on chunks of tokens,
+    without a loop over tokens. `decode` has a state of fixed size.
 
     The outputs S_t^T q_t are A v for a lower triangular matrix A. So a `filter` of A works as in
     `GraphFilterAttention`. The rows of A do not sum to one.
@@ -136,7 +136,8 @@ class GatedDeltaRule(AttentionLayer):
     Weights:
         `log_rate` (A) and `rate_bias` (dt) of shape (num_heads,), `norm_scale` of shape
         (value_dim,), `kernel` of shape (convolution, num_heads, key_dim or value_dim) of
-        `query_convolution`, `key_convolution` and `value_convolution`; the filter's coefficients;
+        `query_convolution`, `key_convolution` and `value_convolution`, whose last row belongs to
+        the token itself; the filter's coefficients;
         the projections `query`, `key`, `value`, `gate`, `decay` (W_a), `strength` (W_b) and
         `attention_output`.
 

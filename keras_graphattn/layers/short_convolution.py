@@ -50,7 +50,7 @@ class Neighbours(NamedTuple):
 
 
 class ShortConvolution(keras.layers.Layer):  # type: ignore[misc]
-    """y_t = silu(sum_i w_i x_(t - i)), over a token and the `size - 1` tokens before it.
+    """y_t = silu(sum_i w_(size - 1 - i) x_(t - i)), over a token and `size - 1` tokens before it.
 
     Padding is passed over: the tokens on both sides of it are neighbours.
 
