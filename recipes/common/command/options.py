@@ -25,6 +25,7 @@ from recipes.common.command.parsing import (
     UsageError,
     at_least,
     choose_backend,
+    finite,
     flags,
     listed,
     names_among,
@@ -164,8 +165,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "choices": NamesIn("keras_graphattn.filters.filter", "STARTS"),
         "help": "start of the filters: %(choices)s [plain]",
     },
-    "alpha": {"type": float, "help": "a of the filter jacobi [as published, else 0]"},
-    "beta": {"type": float, "help": "b of the filter jacobi [as published, else 0]"},
+    "alpha": {"type": finite, "help": "a of the filter jacobi [as published, else 0]"},
+    "beta": {"type": finite, "help": "b of the filter jacobi [as published, else 0]"},
     "orthogonality_weight": {
         "type": number_in(0.0, math.inf),
         "help": "agf's gamma, shared out over the layers [as published]",
@@ -178,7 +179,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "choices": NamesIn("keras_graphattn.operators.singular", "ACTIVATIONS"),
         "help": "what makes agf's U and V, the paper's rho: %(choices)s [softmax]",
     },
-    "constant": {"type": float, "help": "w_0 of the filter first_order at the start [0]"},
+    "constant": {"type": finite, "help": "w_0 of the filter first_order at the start [0]"},
     "trained_coefficients": {
         "type": names_among(("identity", "linear", "power")),
         "help": "which of the filter first_order are learned: identity,linear,power [all]",

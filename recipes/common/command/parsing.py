@@ -6,6 +6,7 @@ Does not import Keras: the backend must be chosen before Keras is first imported
 import argparse
 import importlib.util
 import itertools
+import math
 import os
 import signal
 import sys
@@ -162,6 +163,14 @@ def number_in(low: float, high: float, *, open_low: bool = False) -> Callable[[s
         raise argparse.ArgumentTypeError(f"{text!r} is not a number {left} {low:g}{below}")
 
     return number
+
+
+def finite(text: str) -> float:
+    """An argument type: a number that is neither infinite nor NaN."""
+    with suppress(ValueError):
+        if math.isfinite(float(text)):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
 
 
 def choose_backend(name: str | None) -> None:
