@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_graphattn.checks import is_whole
 from keras_graphattn.hub.families import (
     attention_name,
     is_attention,
@@ -377,7 +378,7 @@ def select(where: Where, paths: Sequence[str]) -> list[int]:
         selected = _by_word(where, paths)
     else:
         indices: list[Any] = list(where) if isinstance(where, Sequence) else [where]
-        if any(isinstance(index, bool) or not isinstance(index, int) for index in indices):
+        if not all(map(is_whole, indices)):
             raise ValueError(f"`where` must be {_EXPECTED}. Received: where={where!r}")
         outside = [index for index in indices if not -count <= index < count]
         if outside:
@@ -385,7 +386,7 @@ def select(where: Where, paths: Sequence[str]) -> list[int]:
                 f"The model has {count} attention layers. Received: where={where!r}, with "
                 f"{outside} out of range.\n{listing(paths)}"
             )
-        selected = sorted({index % count for index in indices})
+        selected = sorted({int(index) % count for index in indices})
     if not selected:
         raise ValueError(
             f"No attention layer is selected by where={where!r}. Expected: {_EXPECTED}.\n"

@@ -8,7 +8,7 @@ configuration.
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
@@ -135,8 +135,9 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             )
         positional = zip(("num_heads", "key_dim", "value_dim", "dropout"), args, strict=False)
         check_options(dict(positional) | kwargs)
-        if kwargs.get("seed") is not None:
-            kwargs["seed"] = int(kwargs["seed"])  # Keras takes no integer of NumPy
+        # Keras takes no integer of NumPy
+        args = tuple(int(value) if is_whole(value) else value for value in args)
+        kwargs |= {name: int(kwargs[name]) for name in INTEGERS if is_whole(kwargs.get(name))}
         super().__init__(*args, **kwargs)
         # Keras wraps `build` in each instance, too.
         self.build = undone_if_refused(self)(self.build)  # type: ignore[method-assign]
@@ -271,7 +272,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         """The filter's matrix H of A, if the layer has a filter of a matrix."""
         raise ValueError(
             f"{type(self).__name__} has no filter of its attention matrix. Received: "
-            "return_filter_matrix=True. Leave it out, or use GraphFilterAttention."
+            "return_filter_matrix=True. Leave it out, or use GraphFilterAttention with a `filter`."
         )
 
     def _projected(
@@ -898,6 +899,7 @@ class SelfAttention(SoftmaxAttention):
         cache, index = a_cache("cache", cache, sizes), position("index", index, sizes)
         padding_mask = optional(mask_of("B t"))("padding_mask", padding_mask, sizes)
         attention_bias = optional(a_bias("t", "L"))("attention_bias", attention_bias, sizes)
+        optional(tensors_by_name)("bias_inputs", bias_inputs, sizes)
         self._check_scores(attention_bias, bias_inputs)
         if not self.built:
             self.build(tokens.shape)
@@ -1023,6 +1025,8 @@ MASK_SHAPES = {
     "key_mask": ("B S",),
     "attention_mask": ("T? S?", "B? T? S?", "B? N? T? S?"),
 }
+SIZES = ("num_heads", "key_dim", "value_dim")
+INTEGERS = (*SIZES, "output_shape", "attention_axes", "sliding_window", "seed")
 FLAGS = ("return_attention_scores", "return_filter_matrix", "use_causal_mask")
 OF_PROJECTIONS = (
     *("kernel_initializer", "kernel_regularizer", "kernel_constraint", "activity_regularizer"),
@@ -1082,10 +1086,23 @@ def check_call(arguments: dict[str, Any]) -> dict[str, Any]:
         given = arguments["attention_bias"]
         rule = a_bias("T", "S") if is_sequence else a_bias_of()
         checked_arguments["attention_bias"] = rule("attention_bias", given, sizes)
+    for name in ("mask_inputs", "bias_inputs"):
+        if arguments.get(name) is not None:
+            tensors_by_name(name, arguments[name], sizes)
     for name in FLAGS:
         if name in arguments:
             checked_arguments[name] = switch(name, arguments[name])
     return checked_arguments
+
+
+def tensors_by_name(name: str, value: object, sizes: Sizes) -> object:
+    """The rule of `mask_inputs` and `bias_inputs`: a dictionary."""
+    if not isinstance(value, Mapping):
+        raise ValueError(
+            f"`{name}` must be a dictionary from the names of tensors to tensors, such as "
+            f'{name}={{"<name>": tensor}}. Received: {name} of type {type(value).__name__}'
+        )
+    return value
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -1105,10 +1122,9 @@ def check_options(options: dict[str, Any]) -> None:
             "`attention_axes` must be an int, list, or tuple of at least one axis. Received: "
             f"attention_axes={axes!r}"
         )
-    for name in ("num_heads", "key_dim", "value_dim"):
-        count = options.get(name)  # Keras itself refuses other types
-        if isinstance(count, bool) or (isinstance(count, int) and count >= 2**31):
-            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={count!r}")
+    for name in SIZES:
+        if name in options and (options[name] is not None or name != "value_dim"):
+            whole()(name, options[name], {})
     if "dropout" in options:
         number(least=0.0, below=1.0)("dropout", options["dropout"], {})
     check_dtype_policy(options.get("dtype"))

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.checks import number, whole
+from keras_graphattn.checks import is_whole, number, optional, whole
 from keras_graphattn.filters import Filter
 from keras_graphattn.layers.base import Call, Shape, Tokens
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
@@ -128,14 +128,12 @@ class DifferentialAttention(GraphFilterAttention):
                 f"number. Received: version={version}, {given}. Leave out "
                 f"{'one of the two' if self.version == 1 else list(given)}."
             )
-        if layer_index is not None:
-            whole(0)("layer_index", layer_index, {})
-        if initial_lambda is not None:
-            number(least=0.0, below=1.0)("initial_lambda", initial_lambda, {})
-        is_wide = value_dim is None and self.version == 1 and isinstance(key_dim, int)
+        self.layer_index: int | None = optional(whole(0))("layer_index", layer_index, {})
+        start = optional(number(least=0.0, below=1.0))("initial_lambda", initial_lambda, {})
+        self.initial_lambda: float | None = start
+        is_wide = value_dim is None and self.version == 1 and is_whole(key_dim)
         value_dim = 2 * key_dim if is_wide else value_dim
         super().__init__(num_heads, key_dim, value_dim, dropout, filter=filter, **kwargs)
-        self.layer_index, self.initial_lambda = layer_index, initial_lambda
 
     @property
     def projected_heads(self) -> tuple[int, int, int]:

@@ -137,12 +137,14 @@ class PairMatrix(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
 
     def build(self, input_shape: Shape) -> None:
         """Creates the weights for signals of shape (B, T, N, D)."""
-        if len(input_shape) != 4 or input_shape[2] is None:
+        shape: Any = tuple(input_shape) if isinstance(input_shape, Iterable) else input_shape
+        if not isinstance(shape, tuple) or len(shape) != 4 or shape[2] is None:
             raise ValueError(
                 f"{type(self).__name__} acts on signals of shape (batch, length, heads, width) "
-                f"with a known number of heads. Received: shape={tuple(input_shape)}"
+                f"with a known number of heads. Received: shape={shape}. Call `build` with such a "
+                "shape first."
             )
-        self.num_heads = int(input_shape[2])
+        self.num_heads = int(shape[2])
 
     def build_reader(self, tokens_shape: Shape) -> None:
         """Creates the weights that read a layer's tokens (B, T, d), if there are any."""

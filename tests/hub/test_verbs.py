@@ -38,6 +38,7 @@ PATHS = [f"layer_{index}/attention" for index in range(5)]
         (-1, [4]),
         ([4, 0, -1], [0, 4]),
         (range(2), [0, 1]),
+        ([np.int64(1)], [1]),
         ("layer_[13]/", [1, 3]),
     ],
 )

@@ -1,15 +1,34 @@
 """Wrong ways to name a part of a layer: each error says what was meant."""
 
+import inspect
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
 
 import keras_graphattn
 from keras_graphattn import feature_maps, filters, graphs, layers, masks
-from keras_graphattn.layers import GraphFilterAttention, GraphKernelAttention, MaskedKernelAttention
+from keras_graphattn.layers import (
+    EdgeAttention,
+    GraphFilterAttention,
+    GraphKernelAttention,
+    MaskedKernelAttention,
+)
 from keras_graphattn.optimizers import learning_rate_multiplier
 from tests.call_inputs import first_needed
-from tests.fuzz.cases_of_classes import LAYERS, MASKS, SIGNAL, WIDTH, B, T, layer, mask
+from tests.fuzz.cases_of_classes import (
+    BIASES,
+    LAYERS,
+    MASKS,
+    SIGNAL,
+    WIDTH,
+    B,
+    T,
+    bias,
+    layer,
+    mask,
+)
 from tests.numerics import to_numpy
 
 REGISTRIES = {
@@ -87,6 +106,70 @@ def test_edges_in_columns_hear_of_the_transpose(read):
         read(EDGES)
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        EdgeAttention,
+        masks.GraphDiffusion,
+        partial(masks.GraphRandomFeatures, seed=0),
+        partial(masks.RandomWalk, seed=0),
+        masks.Tree,
+    ],
+)
+def test_a_graph_as_data_is_a_graph(read):
+    option = {"graph": EDGES.T} if read is EdgeAttention else {}
+    of_edges = read(2, 4, **option) if option else read(EDGES.T)
+    graph = graphs.Graph(EDGES.T)
+    of_graph = read(2, 4, graph=graph) if option else read(graph)
+    configs = [part.get_config() | {"name": "", "seed": 0} for part in (of_edges, of_graph)]
+    assert configs[0] == configs[1]
+    if not option and read is not masks.Tree:
+        weighted = read(graphs.Graph(EDGES.T, [1.0, 2.0, 3.0, 4.0]))
+        assert weighted.get_config()["edge_weights"] == [1.0, 2.0, 3.0, 4.0]
+
+
+WITH_INPUTS = [
+    (name, inputs)
+    for name in LAYERS
+    for inputs in ("mask_inputs", "bias_inputs")
+    if inputs in inspect.signature(getattr(layers, name).call).parameters
+]
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize(("name", "inputs"), WITH_INPUTS)
+@pytest.mark.parametrize("convert", [np.asarray, keras.ops.convert_to_tensor, list])
+def test_inputs_that_are_no_dictionary(name, inputs, convert):
+    query = np.zeros((B, T, WIDTH), "float32")
+    with pytest.raises(
+        ValueError, match=rf"`{inputs}` must be a dictionary.*Received: {inputs} of"
+    ):
+        layer(name)(query, **{inputs: convert(np.ones((B, T), "int32"))})
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_sizes_may_be_integers_of_numpy(name):
+    for left_out in ((), ("value_dim",)):
+        options = {key: value for key, value in LAYERS[name].items() if key not in left_out}
+        numbers = {key: value for key, value in options.items() if type(value) is int}
+        of_numpy = {key: np.int64(value) for key, value in numbers.items()}
+        wanted, config = (
+            getattr(layers, name)(**options | given).get_config() for given in ({}, of_numpy)
+        )
+        for key in {"value_dim", *numbers} & set(wanted):
+            assert config[key] == wanted[key]
+            assert type(config[key]) is type(wanted[key])
+
+
+@pytest.mark.parametrize(
+    "make", [*(partial(mask, x) for x in MASKS), *(partial(bias, x) for x in BIASES)]
+)
+@pytest.mark.parametrize("shape", [3, None, (1, 2, 3), (None, None, None, 4)])
+def test_shapes_that_are_none(make, shape):
+    with pytest.raises(ValueError, match=r"known number of heads\. Received: shape"):
+        make().build(shape)
+
+
 @pytest.mark.all_cases
 @pytest.mark.parametrize(
     ("make", "words"),
@@ -108,6 +191,11 @@ def test_edges_in_columns_hear_of_the_transpose(read):
             'mask_inputs={"entries": ...}',
         ),
         (lambda: masks.GraphDiffusion(EDGES.T.astype("float32")), "edges.astype"),
+        (lambda: masks.GraphDiffusion(np.eye(5, dtype=int)), r"\(5, 5\), dtype int.*csr_array"),
+        (lambda: masks.GraphDiffusion(np.eye(5, dtype=bool)), r"\(5, 5\), dtype bool.*csr_array"),
+        (lambda: masks.GraphDiffusion([]), "no edges.*Give `num_nodes`"),
+        (lambda: masks.RandomWalk(graphs.Graph([[0, 1]]), [1.0]), "has its own weights"),
+        (lambda: GraphFilterAttention("2", 4), "`num_heads` must be an integer.*num_heads='2'"),
     ],
 )
 def test_an_error_says_how_to_fix_it(make, words):

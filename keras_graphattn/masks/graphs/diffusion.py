@@ -73,12 +73,12 @@ class GraphDiffusion(TopologyMask):
     as benchmarks/tree_and_graph_masks.py measures.
 
     Args:
-        graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
-            weights, or an object like a networkx graph. `None` if each example of a batch has its
-            own graph: then the calls take `edges`, integers of shape (B, E, 2). Nodes are numbered
-            within the example, and (-1, -1) is padding. In both cases an edge counts once, even
-            if it is given several times or in both directions. An edge from a node to itself is
-            an error.
+        graph: An integer array of edges of shape (E, 2), a `keras_graphattn.graphs.Graph`, a
+            symmetric scipy.sparse matrix of edge weights, or an object like a networkx graph.
+            `None` if each example of a batch has its own graph: then the calls take `edges`,
+            integers of shape (B, E, 2). Nodes are numbered within the example, and (-1, -1) is
+            padding. In both cases an edge counts once, even if it is given several times or in
+            both directions. An edge from a node to itself is an error.
         edge_weights: Positive weights, one per edge of an array; 1 by default. With `graph=None`,
             `True` makes the calls take `edge_weights` of shape (B, E), which get gradients. The
             weights of an edge that is given several times must be equal.

@@ -32,11 +32,14 @@ WIDEST_KEY = 46340  # the largest number whose square is below 2^31
 def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = None) -> Graph:
     """The symmetric matrix (n, n) of edge weights, float64 with sorted indices and no diagonal.
 
-    The graph is edges (E, 2), a scipy.sparse matrix of edge weights, or an object like a networkx
-    graph, whose nodes are numbered in the order of `nodes` and whose edge attribute "weight" is 1
-    by default. `edge_weights` are numbers, one per row of an edge array.
+    The graph is edges (E, 2), a `keras_graphattn.graphs.Graph`, a scipy.sparse matrix of edge
+    weights, or an object like a networkx graph, whose nodes are numbered in the order of `nodes`
+    and whose edge attribute "weight" is 1 by default. `edge_weights` are numbers, one per row of an
+    edge array.
     """
     num_nodes = optional(whole(0))("num_nodes", num_nodes, {})
+    if hasattr(graph, "edge_weights") and hasattr(graph, "adjacency"):
+        graph = graph.adjacency()  # of a `keras_graphattn.graphs.Graph`
     if scipy.sparse.issparse(graph):
         return _from_matrix(graph, num_nodes, edge_weights)
     if hasattr(graph, "nodes") and hasattr(graph, "edges"):
@@ -119,7 +122,8 @@ def _sorted(matrix: Any) -> Graph:
 def _from_matrix(graph: Any, num_nodes: int | None, edge_weights: Any) -> Graph:
     if edge_weights is not None:
         raise ValueError(
-            "A sparse matrix has its own weights. Received: `edge_weights` as well. Leave it out."
+            "A sparse matrix or a Graph has its own weights. Received: `edge_weights` as well. "
+            "Leave it out."
         )
     count = graph.shape[0]
     if graph.shape != (count, count) or num_nodes not in (None, count) or not count:
@@ -206,19 +210,20 @@ def numbers_of(name: str, values: Any) -> Array:
 
 def _edge_array(graph: Any) -> Array:
     edges: Array = numpy_of(graph)
-    if edges.dtype.kind not in "iuf":
-        edges = np.asarray(None)
     if edges.size == 0 and edges.dtype != object:
         return np.zeros((0, 2), "int64")
     if edges.ndim != 2 or edges.shape[1] != 2 or not np.issubdtype(edges.dtype, np.integer):
         hint = ""
-        if edges.ndim == 2 and edges.shape[1] == 2:  # not integers
+        if edges.ndim == 2 and edges.shape[1] == 2 and edges.dtype.kind == "f":
             hint = " Nodes are integers: give edges.astype(int)."
         elif edges.ndim == 2 and edges.shape[0] == 2:  # as `edge_index` of PyTorch Geometric
             hint = " One edge is one row: give its transpose, np.transpose(edges)."
+        elif edges.ndim == 2 and edges.shape[0] == edges.shape[1]:
+            hint = " For a number for each pair of nodes, give scipy.sparse.csr_array(matrix)."
         raise TypeError(
-            "`graph` must be an integer array of edges of shape (E, 2), a scipy.sparse matrix, or "
-            f"an object with `nodes` and `edges`. Received: {type(graph).__name__} of shape "
+            "`graph` must be an integer array of edges of shape (E, 2), a "
+            "`keras_graphattn.graphs.Graph`, a scipy.sparse matrix, or an object with `nodes` and "
+            f"`edges`. Received: {type(graph).__name__} of shape "
             f"{edges.shape}, dtype {edges.dtype}.{hint}"
         )
     return edges.astype("int64")
@@ -226,6 +231,11 @@ def _edge_array(graph: Any) -> Array:
 
 def _checked_count(edges: Array, num_nodes: int | None) -> int:
     named = int(edges.max(initial=-1)) + 1
+    if not len(edges) and num_nodes is None:
+        raise ValueError(
+            "Edges of `graph` show how many nodes there are. Received: no edges, num_nodes=None. "
+            "Give `num_nodes`."
+        )
     count = named if num_nodes is None else num_nodes
     if count < max(named, 1) or edges.min(initial=0) < 0:
         raise ValueError(

@@ -74,9 +74,10 @@ class GraphRandomFeatures(TopologyMask):
     pair. Two nodes of different components never meet.
 
     Args:
-        graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
-            weights, or an object like a networkx graph. Directed graphs, weights that are not
-            positive, and edges from a node to itself are errors.
+        graph: An integer array of edges of shape (E, 2), a `keras_graphattn.graphs.Graph`, a
+            symmetric scipy.sparse matrix of edge weights, or an object like a networkx graph.
+            Directed graphs, weights that are not positive, and edges from a node to itself are
+            errors.
         edge_weights: Positive weights, one per edge of an array. The probability of a step is
             proportional to the weight of its edge.
         num_nodes: Number of nodes, if the edges do not name them all.

@@ -76,8 +76,8 @@ class RandomWalk(TopologyMask):
     is F (F^T x) with a sparse F. With `exact=True`, F is the expectation over all walks.
 
     Args:
-        graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
-            weights, or an object like a networkx graph.
+        graph: An integer array of edges of shape (E, 2), a `keras_graphattn.graphs.Graph`, a
+            symmetric scipy.sparse matrix of edge weights, or an object like a networkx graph.
         edge_weights: Positive weights, one per edge of an array. The probability of a step is
             proportional to the weight of its edge.
         num_nodes: Number of nodes, if the edges do not name them all.

@@ -119,8 +119,8 @@ def forest_from_graph(graph: Any, num_nodes: int | None = None, edge_weights: An
     """Returns a forest, from its edges.
 
     Args:
-        graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
-            lengths, or an object like a networkx graph.
+        graph: An integer array of edges of shape (E, 2), a `keras_graphattn.graphs.Graph`, a
+            symmetric scipy.sparse matrix of edge lengths, or an object like a networkx graph.
         num_nodes: Number of nodes, if the edges do not name them all.
         edge_weights: Positive lengths, one per edge of an array; 1 by default. Only
             `forest_from_parents` takes a length of 0.

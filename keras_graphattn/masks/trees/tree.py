@@ -56,11 +56,12 @@ class Tree(TopologyMask):
 
     Args:
         forest: Integers of shape (n,): each node's parent, -1 at roots. Or a graph without
-            cycles: an integer array of edges of shape (E, 2), a scipy.sparse matrix of edge
-            weights, or an object like a networkx graph. `None` if each example of a batch has its
-            own forest: then the calls take `parents`, integers of shape (B, T), numbered within
-            the example, -1 at roots and padding. A parent out of range and a cycle are errors; in
-            compiled code they put NaN into the outputs of their example (see `Mask`).
+            cycles: an integer array of edges of shape (E, 2), a `keras_graphattn.graphs.Graph`, a
+            scipy.sparse matrix of edge weights, or an object like a networkx graph. `None` if each
+            example of a batch has its own forest: then the calls take `parents`, integers of shape
+            (B, T), numbered within the example, -1 at roots and padding. A parent out of range and
+            a cycle are errors; in compiled code they put NaN into the outputs of their example (see
+            `Mask`).
         edge_weights: Lengths of the edges; 1 by default. With parents they are one per node, and
             may be 0. With edges they are one per edge, and positive, as in every graph. With
             `forest=None`, `True` makes the calls take `edge_weights` of shape (B, T) together with
