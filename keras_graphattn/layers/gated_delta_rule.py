@@ -17,6 +17,7 @@ from keras_graphattn.layers.base import (
     finite_tokens,
     optional_filter,
     padding_of,
+    tensors_by_name,
 )
 from keras_graphattn.layers.short_convolution import Neighbours, ShortConvolution
 from keras_graphattn.masks.chunked import Form, Segments, attention_by_form, runs_of
@@ -335,7 +336,11 @@ class GatedDeltaRule(AttentionLayer):
         )
         return DeltaRuleState(sums, key, key, value, ops.full((batch_size,), -1, "int32"))
 
-    @checked(tokens=floats("B t d"), padding_mask=optional(mask_of("B t")))
+    @checked(
+        tokens=floats("B t d"),
+        padding_mask=optional(mask_of("B t")),
+        mask_inputs=optional(tensors_by_name),
+    )
     def decode(
         self,
         tokens: Tensor,

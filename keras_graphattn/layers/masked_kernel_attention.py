@@ -10,7 +10,14 @@ from keras_graphattn.checks import checked, floats, one_of, optional, size, whol
 from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.feature_maps import FeatureMap
 from keras_graphattn.filters import Filter
-from keras_graphattn.layers.base import Call, Tokens, inputs_of, optional_filter, padding_of
+from keras_graphattn.layers.base import (
+    Call,
+    Tokens,
+    inputs_of,
+    optional_filter,
+    padding_of,
+    tensors_by_name,
+)
 from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.masks import get
 from keras_graphattn.masks.mask import Mask
@@ -178,7 +185,11 @@ class MaskedKernelAttention(KernelLayer):
         )
         return tuple(state._replace(sums=ops.cast(state.sums, dtype)) for state in states)
 
-    @checked(tokens=floats("B t d"), padding_mask=optional(mask_of("B t")))
+    @checked(
+        tokens=floats("B t d"),
+        padding_mask=optional(mask_of("B t")),
+        mask_inputs=optional(tensors_by_name),
+    )
     def decode(
         self,
         tokens: Tensor,

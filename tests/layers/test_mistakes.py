@@ -141,10 +141,15 @@ WITH_INPUTS = [
 @pytest.mark.parametrize("convert", [np.asarray, keras.ops.convert_to_tensor, list])
 def test_inputs_that_are_no_dictionary(name, inputs, convert):
     query = np.zeros((B, T, WIDTH), "float32")
-    with pytest.raises(
-        ValueError, match=rf"`{inputs}` must be a dictionary.*Received: {inputs} of"
-    ):
-        layer(name)(query, **{inputs: convert(np.ones((B, T), "int32"))})
+    wrong, made = {inputs: convert(np.ones((B, T), "int32"))}, layer(name)
+    message = f"`{inputs}` must be a dictionary.*Received: {inputs} of"
+    with pytest.raises(ValueError, match=message):
+        made(query, **wrong)
+    decode = getattr(made, "decode", None)
+    if decode is not None and inputs in inspect.signature(decode).parameters:
+        start = [made.get_initial_cache(B, T), 0] if inputs == "bias_inputs" else [None]
+        with pytest.raises(ValueError, match=message):
+            decode(query, *start, **wrong)
 
 
 @pytest.mark.parametrize("name", LAYERS)
