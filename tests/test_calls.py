@@ -118,7 +118,7 @@ BUDGETS = {
     "p-Laplacian": (12, 84, 55),
     "AGF": (8, 41, 42),
     "AGF, causal": (10, 69, 76),
-    "kernel": (10, 43, 44),
+    "kernel": (10, 43, 45),
     "kernel, Exponential": (12, 64, 56),
     "kernel, GatedDecay": (15, 88, 89),
     "kernel, Toeplitz": (12, 61, 57),
