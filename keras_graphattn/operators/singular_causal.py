@@ -253,10 +253,16 @@ def causal_product(
             )  # (B, N, C, c, 1)
             return ops.where(rows, at_any_logits(chunks, maximum), outputs)
 
-        tensors = chunks.left, chunks.logits, chunks.values, *chunks.before
-        # Rematerialised, so that the values for its gradient are not kept if it does not run
-        needed = ops.any(rises_too_high(largest(chunks.logits, axis=3), reference))
-        outputs = where_needed(needed, lambda: keras.remat(exactly)(near, *tensors), lambda: near)
+        def exactly_where_needed(outputs: Tensor, *tensors: Tensor) -> Tensor:
+            needed = ops.any(rises_too_high(largest(tensors[1], axis=3), reference))
+            return where_needed(needed, lambda: part(outputs, *tensors), lambda: outputs)
+
+        # Rematerialised, so that the values for its gradient are not kept if it does not run. A
+        # persistent tape of TensorFlow refuses that, as any custom gradient, inside of a condition.
+        is_inside = keras.backend.backend() != "tensorflow"
+        part = keras.remat(exactly) if is_inside else exactly
+        whole = exactly_where_needed if is_inside else keras.remat(exactly_where_needed)
+        outputs = whole(near, chunks.left, chunks.logits, chunks.values, *chunks.before)
     batch, heads, count, size, width = ops.shape(outputs)  # (B, N, C, c, D)
     outputs = ops.reshape(outputs, (batch, heads, count * size, width))
     outputs = first_of(outputs, ops.shape(values)[1], axis=2)
