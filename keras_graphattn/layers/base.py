@@ -270,6 +270,11 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
 
     def filter_matrix(self, attention_scores: Float[Tensor, "B N T T"]) -> Float[Tensor, "B N T T"]:
         """The filter's matrix H of A, if the layer has a filter of a matrix."""
+        self._check_filter_matrix(self.attention_axes)
+        raise NotImplementedError(f"{type(self).__name__} must write `filter_matrix`.")
+
+    def _check_filter_matrix(self, axes: Sequence[int]) -> None:
+        """Raises a `ValueError` if the layer has no filter of a matrix over these axes."""
         raise ValueError(
             f"{type(self).__name__} has no filter of its attention matrix. Received: "
             "return_filter_matrix=True. Leave it out, or use GraphFilterAttention with a `filter`."
@@ -413,8 +418,14 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         key = value if key is None else key
         count = sum(bool(given.get(f"return_{x}")) for x in ("attention_scores", "filter_matrix"))
         self._check_shapes(query.shape, value.shape, key.shape)
+        axes = self._normalised_axes(len(query.shape))
         if count:
             self._check_matrix()
+        if given.get("return_filter_matrix"):
+            self._check_filter_matrix(axes)
+        additions = given.get("attention_bias"), given.get("bias_inputs")
+        if any(x is not None for x in additions):
+            self._check_scores(*additions)
         if given.get("mask_inputs") and not self.takes_mask_inputs:
             self._refuse_mask_inputs(given["mask_inputs"])
         outputs = keras.KerasTensor(
@@ -422,7 +433,6 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         )
         if not count:
             return outputs
-        axes = self._normalised_axes(len(query.shape))
         # in Keras' layout: axes that attention does not mix, heads, query axes, key axes
         others = [size for axis, size in enumerate(query.shape[:-1]) if axis not in axes]
         targets, sources = ([x.shape[axis] for axis in axes] for x in (query, value))

@@ -1,6 +1,7 @@
 """Graph-filter self-attention (GFSA)."""
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
 
 import keras
 
@@ -209,16 +210,19 @@ class GraphFilterAttention(SelfAttention):
         Returns:
             A tensor of the shape and dtype of `attention_scores`.
         """
+        self._check_filter_matrix(self.attention_axes)
+        products = OnIdentity(attention_scores)
+        return self.filtered(cast("Filter", self.filter), products, products.identity, 2)
+
+    def _check_filter_matrix(self, axes: Sequence[int]) -> None:
         if self.filter is None:
-            return super().filter_matrix(attention_scores)
-        if len(self.attention_axes) != 1:
+            super()._check_filter_matrix(axes)
+        if len(axes) != 1:
             raise ValueError(
                 "The matrix of the filter exists only for attention over one axis. Received: "
-                f"attention_axes={self.attention_axes}. Leave out `return_filter_matrix` and "
+                f"attention_axes={tuple(axes)}. Leave out `return_filter_matrix` and "
                 '`dropout_on="filter"`.'
             )
-        products = OnIdentity(attention_scores)
-        return self.filtered(self.filter, products, products.identity, 2)
 
     def get_config(self) -> dict[str, Any]:
         return {

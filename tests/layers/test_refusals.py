@@ -155,6 +155,7 @@ BLOCKWISE = {"attention_path": "blockwise"}
 IDS = {"mask_inputs": {"segment_ids": np.zeros((2, 16), int)}}
 PAIRS = {"attention_mask": np.ones((16, 16), bool)}
 MATRICES = ("return_attention_scores", "return_filter_matrix")
+BIAS, SYMBOLIC = np.zeros((16, 16), "float32"), {*MATRICES, "attention_bias", "bias_inputs"}
 SEEN, TWO_NAMES = np.ones((2, 16), bool), "`mask` and `query_mask` are two names of one mask"
 FEATURES = r"\(batch, length, features\)"
 NEVER, KEYS = r"never forms the attention matrix.*Received", r"shape \(B, 1, S\).*Received"
@@ -180,6 +181,21 @@ CALLS = {  # the layer, what its call gets besides tokens, and the words of the 
             *((GFA, path, name) for path in ("blockwise", "fused") for name in MATRICES),
         )
     },
+    **{
+        f"{kind.__name__} has no filter of a matrix": (
+            *(kind, options, {"return_filter_matrix": True}),
+            r"no filter of its attention matrix.*Received",
+        )
+        for kind, options in (
+            *((kind, {}) for kind in (AGF, DELTA, KERNEL, ContraNormAttention)),
+            *((GFA, {"filter": None}), (GKAT, {"mask": Causal}), (ALONG_EDGES, IN_LAYER)),
+        )
+    },
+    **{
+        f"{kind.__name__} has no scores": (kind, {}, {"attention_bias": BIAS}, "no softmax of sc")
+        for kind in (AGF, DELTA, KERNEL)
+    },
+    "inputs without a bias": (GFA, {}, {"bias_inputs": {"edges": BIAS}}, "this layer has none"),
     "two names of one mask": (GFA, {}, {"mask": SEEN, "query_mask": SEEN}, TWO_NAMES),
     "AGF, later tokens": (AGF, {}, {"use_causal_mask": True}, "is not causal"),
     **{
@@ -237,9 +253,9 @@ def test_wrong_calls(name):
         layer = built(lambda: layer)
     with pytest.raises(ValueError, match=message):
         layer(*(query or [tokens()]), **call)
-    if call and set(call) <= set(MATRICES):
+    if call and set(call) <= SYMBOLIC:
         with pytest.raises(ValueError, match=message):
-            layer(keras.Input(tokens().shape[1:]), **call)
+            layer(keras.Input((query or [tokens()])[0].shape[1:]), **call)
 
 
 RANKS = {
