@@ -167,13 +167,14 @@ class SparseMatrix(TorchConstants):
 
 
 def _are_plain(*tensors: Tensor) -> bool:
-    """Whether torch neither traces nor transforms tensors, so that its CSR product takes them."""
+    """Whether torch neither traces, transforms nor casts tensors, so that it has a CSR product."""
     if traced_by_torch():
         return False
     import torch
     from torch.autograd import forward_ad
 
-    if torch._C._are_functorch_transforms_active():
+    is_cast = torch.is_autocast_enabled(tensors[0].device.type)
+    if is_cast or torch._C._are_functorch_transforms_active():
         return False
     return all(forward_ad.unpack_dual(x).tangent is None for x in tensors)
 
