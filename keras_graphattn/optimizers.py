@@ -117,7 +117,7 @@ class CoefficientRates:
 
 
 def with_coefficient_rates(
-    optimizer: keras.optimizers.Optimizer | str | dict[str, Any], multiplier: float | None = None
+    optimizer: keras.optimizers.Optimizer | str | dict[str, Any], *, multiplier: float | None = None
 ) -> keras.optimizers.Optimizer:
     """Makes an optimizer give filter coefficients their own learning rate.
 

@@ -172,10 +172,15 @@ def test_optimizers_are_restored_from_their_configuration(make):
     assert all(map(np.array_equal, steps(restored, variables()), steps(optimizer, variables())))
 
 
+def test_a_learning_rate_is_not_taken_for_a_multiplier():
+    with pytest.raises(TypeError, match="positional"):
+        with_coefficient_rates("adam", 1e-3)
+
+
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf"), "10", True])
 def test_wrong_multipliers_are_refused(wrong):
     with pytest.raises(ValueError, match="`multiplier`"):
-        with_coefficient_rates("adam", wrong)
+        with_coefficient_rates("adam", multiplier=wrong)
     with pytest.raises(ValueError, match="coefficient_learning_rate_multiplier"):
         layers.GraphFilterAttention(2, 3, coefficient_learning_rate_multiplier=wrong)
 

@@ -866,6 +866,11 @@ def get(mask: Any) -> Mask:
             'mask="entries" and call it with mask_inputs={"entries": matrix}. For booleans that '
             "hide pairs, call the layer with attention_mask=matrix."
         )
+    if isinstance(mask, (list, tuple)):
+        raise ValueError(
+            f"`mask` must be one mask. Received: {len(mask)} in a {type(mask).__name__}. For their "
+            "product, give mask=keras_graphattn.masks.Product([...])."
+        )
     return resolve("mask", mask, Mask, MASKS)
 
 

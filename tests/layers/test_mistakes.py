@@ -184,6 +184,10 @@ def test_shapes_that_are_none(make, shape):
         (lambda: GraphFilterAttention(2, 4, filter=filters.Monomial), r"filter=Monomial\("),
         (lambda: GraphFilterAttention(2, 4, mask="causal"), "MaskedKernelAttention.*take it"),
         (
+            lambda: MaskedKernelAttention(2, 4, mask=[masks.Causal(), masks.Segments()]),
+            r"2 in a list.*masks.Product\(\[",
+        ),
+        (
             lambda: GraphFilterAttention(2, 4, dropout=0.1, attention_path="blockwise"),
             'Use attention_path="dense", or dropout=0.0',
         ),

@@ -44,7 +44,9 @@ def with_rates(
     coefficients = _coefficients(model)
     if multiplier is None and all(learning_rate_multiplier(one) == 1.0 for one in coefficients):
         return optimizer
-    return with_coefficient_rates(optimizer, multiplier) if coefficients else optimizer
+    if not coefficients:
+        return optimizer
+    return with_coefficient_rates(optimizer, multiplier=multiplier)
 
 
 def coefficient_report(model: keras.Model) -> Callable[[], dict[str, float]]:
