@@ -51,6 +51,7 @@ PUBLISHED = {
     "walk_length": 4,
     "degrees": False,
     "standardise": False,
+    "released_form": False,
     "search": False,
 }
 # of GKAT there, in per cent
@@ -99,6 +100,8 @@ class GraphClassification(ClassifierOfGraphs):
         add("--degrees", action="store_true", help="a node's degree is a feature beside its tag")
         what = "subtract the mean of each feature in the training graphs; divide by its spread"
         add("--standardise", action="store_true", help=what)
+        form = "GKAT in the form of its authors' code for citations, without a projection behind it"
+        add("--released-form", action="store_true", help=form)
         search = "test on a fifth of a fold's training graphs: to choose options by"
         add("--search", action="store_true", help=search)
         add("--graphs", type=at_least(60), help="how many graphs are made [300]")
@@ -130,6 +133,8 @@ class GraphClassification(ClassifierOfGraphs):
         defaults["deep_multisets"] = {"units": options.feed_forward}  # as after the pooling
         if options.published:
             defaults["gin"] = {"normalise": True}  # as in arXiv 1810.00826
+        if options.released_form:
+            defaults["graph_kernel"] = {"value_dropout": options.dropout}
         return defaults
 
     def folder(self, options: argparse.Namespace) -> str:

@@ -384,7 +384,7 @@ WRONG = {
         ("--attention edges --order 2,3", ["--order is an option of a filter", "--filter"]),
         ("--attention edges --start high_pass", ["--start is an option of a filter"]),
         ("--attention edges --expander-degree 3", ["--expander-degree", "even"]),
-        ("--attention edges --filter jacobi --alpha nan", ["`alpha`", "nan"]),
+        ("--attention edges --filter jacobi --alpha nan", ["--alpha", "nan"]),
     ],
     "graph_classification": [
         ("--dataset NCI1", ["NCI1", "cannot be read", "NCI1.txt"]),

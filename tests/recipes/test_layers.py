@@ -206,10 +206,16 @@ def released_gkat_formula(x, weights):
     squares = np.einsum("bii->bi", products)
     squares = np.where(squares > 0.0, squares, 1.0)
     cosines = torch.tensor(products / np.sqrt(squares[:, :, None] * squares[:, None]))
-    query, key = (torch.einsum("btd,dnh->bnth", x, weights[name]) for name in ("query", "key"))
+    parts = {
+        name: torch.einsum("btd,dnh->bnth", x, weight)
+        for name, weight in weights.items()
+        if name != "bias"
+    }
+    query, key = parts["query"], parts["key"]
     weighted = torch.exp(query @ key.mT / SIZE**0.5) * cosines[:, None]
     matrix = weighted / (weighted.sum(-1, keepdim=True) + 1e-19)
-    return (matrix @ query).transpose(1, 2).flatten(2) + weights["bias"]
+    outputs = matrix @ parts.get("value", query)
+    return outputs.transpose(1, 2).flatten(2) + weights.get("bias", 0.0)
 
 
 FILTERS = {"softmax": None, "gfsa": ORDER}
@@ -235,10 +241,13 @@ CASES = {
     "gat": Case(
         lambda: GraphAttention(HEADS, SIZE), gat_formula, [GRAPH["nodes"]], (GRAPH["edges"],)
     ),
-    "released_gkat": Case(
-        lambda: ReleasedGraphKernelAttention(HEADS, SIZE),
-        *(released_gkat_formula, [GRAPH["nodes"]], (WALKS, GRAPH["node_mask"])),
-    ),
+    **{
+        f"released_gkat_{name}": Case(
+            lambda given=given: ReleasedGraphKernelAttention(HEADS, SIZE, separate_values=given),
+            *(released_gkat_formula, [GRAPH["nodes"]], (WALKS, GRAPH["node_mask"])),
+        )
+        for name, given in (("citations", False), ("motifs", True))
+    },
     **{
         f"talking_{name}": Case(
             lambda order=order: TalkingHeadsAttention(HEADS, SIZE, order and FirstOrder(order)),

@@ -154,6 +154,10 @@ def motif_detection_cases():
     units = {"gcn": {"units": 32}, "sgc": {"units": 32}}
     yield "--task grid --published", options, units, []
     yield "--task grid --published --walks 9", {}, {}, ["walks 9 (published: 50)"]
+    released = {**options, "patience": 500, "choose_by": "both"}
+    form = {**units, "graph_kernel": {"separate_values": True}}
+    yield "--task grid --released", released, form, []
+    yield "--task grid --released --patience 80", {}, {}, ["patience 80 (published: 500)"]
     yield "--task grid", {"linear_head": False, "penalty": 0.0}, {"gcn": {}}
     cycles = {"heads": 8, "last_heads": 1, "key_dim": 4, "walk_length": 6, "penalty": 1e-5}
     yield (
@@ -177,6 +181,9 @@ def graph_classification_cases():
     changed = "--dataset MUTAG --data-dir x --published --seeds 0 --walks 9 --no-relu-head"
     found = ["relu_head False (published: True)", "walks 9 (published: 50)"]
     yield changed, {"seeds": [0], "attention": molecules}, {}, found
+    released = "--dataset ENZYMES --data-dir x --published --released-form --standardise"
+    found = ["released_form True (published: False)", "standardise True (published: False)"]
+    yield released, {}, {"graph_kernel": {"value_dropout": 0.0}}, found
     yield "", {"relu_head": False, "seeds": [0]}, {"deep_multisets": {"units": 32}, "gin": {}}
 
 
@@ -186,7 +193,8 @@ def node_classification_cases():
     options |= {"layers": 2, "heads": 8, "key_dim": 8, "dropout": 0.6, "penalty": 5e-4}
     options |= {"walks": 100, "walk_length": 4, "embedding": False, "head": False}
     dropped = {"coefficient_dropout": 0.6}
-    settings = {"gat": dropped, "graph_kernel": dropped, "gcn": {"units": 16}, "softmax": {}}
+    settings = {"gat": dropped, "gcn": {"units": 16}, "softmax": {}}
+    settings["graph_kernel"] = {**dropped, "value_dropout": 0.6}
     yield f"{published} cora", options, settings, []
     changed = ["penalty 0.002 (published: 0.0005)", "coefficient_dropout 0.0 (published: 0.6)"]
     asked = f"{published} citeseer --penalty 2e-3 --coefficient-dropout 0"

@@ -130,9 +130,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "share of a graph's numbers dropped in training, before the last layer",
     },
     "choose_by": {
-        "choices": ("accuracy", "cross_entropy", "last_epoch"),
+        "choices": ("accuracy", "cross_entropy", "both", "last_epoch"),
         "help": "what chooses the epoch: one of two metrics on validation data, of which the other "
-        "one decides between equals; last_epoch takes the last one",
+        "one decides between equals; both takes the last epoch in which both are as good as in all "
+        "before; last_epoch takes the last one",
     },
     "graph_size": {
         "action": "store_true",

@@ -266,19 +266,21 @@ def _leaky(x: Tensor) -> Tensor:
 
 
 class ReleasedGraphKernelAttention(layers.Layer):
-    """GKAT as its authors' code for citations has it: queries are the values, and none follows.
+    """GKAT as its authors' code has it: nothing is projected behind the attention.
 
     Per head, with M the cosine of the walks, Q = x W and K = x W',
 
         out = drop(A) drop(Q) + b,    A = D^-1 [exp(Q K^T / sqrt(H)) o M]
 
-    Each head has the Glorot start of a matrix of its own.
+    in the code for citations, where each head has the Glorot start of a matrix of its own. In that
+    for motifs, values V = x W'' stand in the place of drop(Q) + b, and all start as torch's Linear.
 
     Args:
         num_heads: Number of heads.
         key_dim: Width of each head. The heads stand side by side in the result.
         dropout: Share of the entries of A that are dropped in training.
         value_dropout: Share of the numbers of Q that are dropped in training, as values.
+        separate_values: Whether the form is that for motifs.
         seed: Of the dropout.
         **kwargs: Those of a Keras layer.
 
@@ -297,11 +299,13 @@ class ReleasedGraphKernelAttention(layers.Layer):
         key_dim: int,
         dropout: float = 0.0,
         value_dropout: float = 0.0,
+        separate_values: bool = False,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.num_heads, self.key_dim = num_heads, key_dim
+        self.separate_values = separate_values
         self.mask = RandomWalk()
         options = {"seed": seed, "dtype": self.dtype_policy}
         self.drop = layers.Dropout(dropout, name="coefficients", **options)
@@ -309,18 +313,20 @@ class ReleasedGraphKernelAttention(layers.Layer):
 
     def build(self, nodes_shape: Any, walks_shape: Any = None, node_mask_shape: Any = None) -> None:
         width, heads, size = nodes_shape[-1], self.num_heads, self.key_dim
-        limit = math.sqrt(6.0 / (width + size))
+        limit = math.sqrt(1.0 / width if self.separate_values else 6.0 / (width + size))
         start = keras.initializers.RandomUniform(-limit, limit)
-        for name in ("query", "key"):
+        for name in ("query", "key", "value")[: 2 + self.separate_values]:
             setattr(self, name, self.add_weight((width, heads, size), start, name=name))
-        self.bias = self.add_weight((heads * size,), "zeros", name="bias")
+        if not self.separate_values:
+            self.bias = self.add_weight((heads * size,), "zeros", name="bias")
         self.mask.build((None, None, heads, size))
         self.built = True
 
     def call(
         self, nodes: Tensor, walks: Tensor, node_mask: Tensor, training: bool | None = None
     ) -> Tensor:
-        query, key = (ops.einsum("btd,dnh->btnh", nodes, each) for each in (self.query, self.key))
+        query, key = (_in_heads(nodes, weight) for weight in (self.query, self.key))
+        values = _in_heads(nodes, self.value) if self.separate_values else query
         scores = ops.cast(ops.einsum("btnh,bsnh->bnts", query, key), "float32")
         operator = WeightedSoftmaxOperator(
             scores / math.sqrt(self.key_dim),
@@ -329,10 +335,16 @@ class ReleasedGraphKernelAttention(layers.Layer):
             dtype=query.dtype,
             dropout=lambda weights: self.drop(weights, training=training),
         )
-        outputs = operator.finished(operator(self.drop_values(query, training=training)))
-        return ops.reshape(outputs, (*ops.shape(nodes)[:2], -1)) + self.bias
+        outputs = operator.finished(operator(self.drop_values(values, training=training)))
+        outputs = ops.reshape(outputs, (*ops.shape(nodes)[:2], -1))
+        return outputs if self.separate_values else outputs + self.bias
 
     def get_config(self) -> dict[str, Any]:
         sizes = {"num_heads": self.num_heads, "key_dim": self.key_dim}
         dropout = {"dropout": self.drop.rate, "value_dropout": self.drop_values.rate}
-        return {**super().get_config(), **sizes, **dropout, "seed": self.drop.seed}
+        form = {"separate_values": self.separate_values, "seed": self.drop.seed}
+        return {**super().get_config(), **sizes, **dropout, **form}
+
+
+def _in_heads(nodes: Tensor, weight: Tensor) -> Tensor:
+    return ops.einsum("btd,dnh->btnh", nodes, weight)

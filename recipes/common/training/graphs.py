@@ -274,8 +274,8 @@ def _with_walks(
 
 
 def graph_kernel(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
-    """GKAT; with `value_dropout` in the form of its authors' code."""
-    if "value_dropout" not in arguments:
+    """GKAT; with options of `ReleasedGraphKernelAttention` in the form of its authors' code."""
+    if not {"value_dropout", "separate_values"} & set(arguments):
         return _with_walks(GraphKernelAttention, nodes, graph, arguments)
     released = ReleasedGraphKernelAttention(**arguments)
     return released(nodes, graph["walks"], graph["node_mask"])
