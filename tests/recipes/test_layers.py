@@ -299,6 +299,8 @@ def test_layers_survive_large_inputs_and_their_configs(name):
     if name != "linear":  # a model
         again = type(layer).from_config(layer.get_config())
         assert again.get_config() == layer.get_config()
+        name = keras.saving.get_registered_name(type(layer))
+        assert keras.saving.get_registered_object(name) is type(layer)
 
 
 def test_gat_drops_coefficients_in_training_and_keeps_their_expectation():

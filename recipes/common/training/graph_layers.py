@@ -265,6 +265,7 @@ def _leaky(x: Tensor) -> Tensor:
     return ops.leaky_relu(x, negative_slope=0.2)
 
 
+@keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
 class ReleasedGraphKernelAttention(layers.Layer):
     """GKAT as its authors' code has it: nothing is projected behind the attention.
 
