@@ -166,6 +166,13 @@ def caveman(cliques: int, size: int) -> Edges:
     return edges
 
 
+def joined_triangles() -> Edges:
+    """Three triangles, of which one node each is a corner of a fourth."""
+    corners = (0, 3, 6)
+    outer = [(a + i, a + j) for a in corners for i, j in ((0, 1), (0, 2), (1, 2))]
+    return [*outer, (0, 3), (3, 6), (0, 6)]
+
+
 MOTIFS = {
     "caveman": caveman(4, 5),
     "circle": circle(MOTIF_NODES),
@@ -175,7 +182,7 @@ MOTIFS = {
 }
 # Those of the paper, each with the probability of an edge in the Erdos-Renyi graph.
 PUBLISHED_MOTIFS = {
-    "caveman": (caveman(3, 3), 0.027),
+    "caveman": (joined_triangles(), 0.027),
     "circle": (circle(10), 0.018),
     "grid": (grid(3, 3), 0.0267),
     "ladder": (grid(2, 5), 0.026),

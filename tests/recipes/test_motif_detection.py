@@ -58,7 +58,8 @@ PUBLISHED_NETWORKX = {
     "grid": lambda: networkx.grid_2d_graph(3, 3),
     "ladder": lambda: networkx.ladder_graph(5),
     "circular_ladder": lambda: networkx.circular_ladder_graph(5),
-    "caveman": lambda: networkx.connected_caveman_graph(3, 3),
+    # as in the released graphs; a caveman graph of networkx has no triangle at this size
+    "caveman": lambda: networkx.corona_product(*map(networkx.complete_graph, (3, 2))),
 }
 
 
