@@ -20,6 +20,8 @@ MODULES = sorted(
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_a_module(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if name.endswith("triton_kernels"):
+        pytest.importorskip("fla", reason="flash-linear-attention is not here")
     module = importlib.import_module(name)
     names = {"keras": keras, "np": np} | vars(keras_graphattn.layers) | vars(module)
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)

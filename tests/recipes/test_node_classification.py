@@ -107,7 +107,8 @@ OF_GKAT = kernel_attention(FEATURES, 8, 8, 64) + kernel_attention(64, 1, CLASSES
     [
         # the matrix, two vectors of each head, the bias
         ("gat", (FEATURES * 64 + 2 * 64 + 64) + (64 * CLASSES + 2 * CLASSES + CLASSES)),
-        ("graph_kernel", OF_GKAT),
+        # the matrix of queries and values, that of keys, the bias
+        ("graph_kernel", (2 * FEATURES * 64 + 64) + (2 * 64 * CLASSES + CLASSES)),
         ("dynamic_graph_kernel", OF_GKAT),
         ("gcn", (FEATURES * 16 + 16) + (16 * CLASSES + CLASSES)),
     ],
