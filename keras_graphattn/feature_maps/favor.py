@@ -107,10 +107,7 @@ class Favor(FeatureMap):
         return {"directions": orthogonal_features(num_heads, key_dim, count, seed)}  # (N, H, m)
 
     def query_features(
-        self,
-        query: Float[Tensor, "B T N H"],
-        weights: Mapping[str, Float[Tensor, "N H m"]],
-        fixed_scale: bool,
+        self, query: Float[Tensor, "B T N H"], weights: Mapping[str, Float[Tensor, "N H m"]]
     ) -> Float[Tensor, "B T N m"]:
         exponents = _exponents(query, weights["directions"])  # Lemma 1 and Eq. 8
         return ops.exp(exponents - ops.stop_gradient(largest(exponents, axis=-1, keepdims=True)))

@@ -58,10 +58,7 @@ class FeatureMap(Configured):
         return {}
 
     def query_features(
-        self,
-        query: Float[Tensor, "B T N H"],
-        weights: Mapping[str, Float[Tensor, "..."]],
-        fixed_scale: bool,
+        self, query: Float[Tensor, "B T N H"], weights: Mapping[str, Float[Tensor, "..."]]
     ) -> Float[Tensor, "B T N m"]:
         """phi of the queries, (B, T, N, m), in at least float32, each with 1 as largest feature.
 
@@ -71,7 +68,6 @@ class FeatureMap(Configured):
         Args:
             query: Tensor of shape (B, T, N, H).
             weights: The values of the layer's `weights`.
-            fixed_scale: Whether a mask hides keys.
         """
         features = at_least_float32(self(at_least_float32(query)))
         # the scale cancels in the normalised row, so it needs no gradient

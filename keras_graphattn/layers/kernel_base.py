@@ -108,7 +108,7 @@ class KernelLayer(AttentionLayer):
         """phi(Q) and phi(K), in at least float32, with zeros in padding."""
         feature_map: Any = self.feature_map
         weights = {name: getattr(self, name) for name in self._feature_weight_names}
-        phi_query = feature_map.query_features(query, weights, fixed_scale)
+        phi_query = feature_map.query_features(query, weights)
         phi_key = feature_map.key_features(key, weights, keys, fixed_scale)
         return without_padding(phi_query, queries), without_padding(phi_key, keys)
 

@@ -99,7 +99,7 @@ class MotifDetection(ClassifierOfGraphs):
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         defaults = super().attention_defaults(options)
-        if options.published or options.released:
+        if self.published(options):
             defaults |= {name: {"units": CONVOLUTION_UNITS} for name in ("gcn", "sgc")}
         if options.released:
             defaults["graph_kernel"] = {"separate_values": True}
@@ -126,7 +126,7 @@ class MotifDetection(ClassifierOfGraphs):
                 "within time of gkat: training ends when GKAT with the same seed has finished its "
                 "chosen epoch."
             )
-        if options.published or options.released:
+        if self.published(options):
             if options.task in PUBLISHED_ACCURACIES:
                 accuracy = PUBLISHED_ACCURACIES[options.task] / 100
                 notes.append(f"{PAPER}: GKAT {accuracy:.3f}, in 15 repeats.")

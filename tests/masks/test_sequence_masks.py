@@ -319,7 +319,7 @@ def test_wild_favor_features(make, scale):
     q, k, v = (a.astype("float32") for a in (3.0 * q, 3.0 * k, v))
     directions = orthogonal_features(HEADS, size, 32, seed=0)
     x = np.concatenate([v, np.ones_like(v[..., :1])], axis=-1)
-    query = Favor().query_features(q, {"directions": directions}, mask.hides_keys)
+    query = Favor().query_features(q, {"directions": directions})
     key = Favor().key_features(k, {"directions": directions}, None, mask.hides_keys)
     wide = [torch.tensor(a, dtype=torch.float64) for a in (q, k, directions, v)]
     features = (reference_kernel.features(a, "favor", wide[2]) for a in wide[:2])

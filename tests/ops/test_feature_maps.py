@@ -52,7 +52,7 @@ def test_large_and_small_features_without_a_mask(feature_map):
     of_function = isinstance(feature_map, FunctionMap)
     size, shift = (1.0, -42.0) if of_function else (1e14, 0.0)
     query, key, values = (heads(5, size, seed) + np.float32(shift) for seed in range(3))
-    phi_query = feature_map.query_features(query, {}, False)
+    phi_query = feature_map.query_features(query, {})
     operator = KernelOperator(phi_query, feature_map.key_features(key, {}, None, False))
     phi_query, phi_key = (to_numpy(feature_map(x)).astype("float64") for x in (query, key))
     matrix = np.einsum("btnm,bsnm->bnts", phi_query, phi_key)
@@ -85,7 +85,7 @@ def test_favor_estimates_softmax_attention(fixed_scale):
     query, key, values = heads(6, 0.5), heads(6, 0.5, seed=1), heads(6, seed=2)
     directions = orthogonal_features(HEADS, SIZE, 20000, seed=0)
     features = (
-        Favor().query_features(query, {"directions": directions}, fixed_scale),
+        Favor().query_features(query, {"directions": directions}),
         Favor().key_features(key, {"directions": directions}, None, fixed_scale),
     )
     operator = KernelOperator(*features)
