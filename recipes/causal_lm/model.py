@@ -76,7 +76,7 @@ def build(trial: Trial) -> keras.Model:
     if trial.attention in OF_LAYERS:
         return of_layers(size, options, trial.seed, functools.partial(_attention, trial))
     model = _from_preset(options) if options.preset else _from_scratch(size, options)
-    return converted(model, trial)
+    return converted(model, trial, causal=True)
 
 
 def trainer(task: keras.Model, options: argparse.Namespace, steps: int) -> keras.Model:
@@ -177,7 +177,7 @@ def _attention(trial: Trial, index: int, name: str) -> layers.Layer:
         "seed": named_seed(trial.seed, name),
         "kernel_initializer": RandomNormal(stddev=0.02),
         "name": name,
-        **layer_arguments(trial.settings),
+        **layer_arguments(trial.settings, causal=True),
     }
     if trial.attention == "differential":  # half the heads, each of twice the width
         arguments |= {"num_heads": options.heads // 2, "layer_index": index}

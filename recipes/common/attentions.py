@@ -276,8 +276,10 @@ def settings_of(
     return {**settings, **{name: value for name, value in values.items() if name not in apart}}
 
 
-def layer_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
+def layer_arguments(settings: Mapping[str, Any], *, causal: bool = False) -> dict[str, Any]:
     """The arguments of a layer, or of `convert`, from settings: objects in place of names.
+
+    With `causal`, a mask lets tokens see earlier ones only.
 
     Raises:
         ValueError: If the filter refuses its settings.
@@ -292,7 +294,7 @@ def layer_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
         arguments["filter"] = filters.FILTERS[name](**values) if is_filter else name
     if "mask" in arguments:
         exponential = arguments["mask"] == "exponential"
-        arguments["mask"] = masks.Exponential(causal=True) if exponential else None
+        arguments["mask"] = masks.Exponential(causal=causal) if exponential else None
     if "coefficient_dropout" in arguments:
         arguments["dropout"] = arguments.pop("coefficient_dropout")
     return arguments

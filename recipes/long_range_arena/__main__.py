@@ -3,9 +3,9 @@
 Does not import Keras itself.
 
 AGF's K, gamma, a, b and the learning rate of each task are those of the paper (arXiv 2505.08516).
-The batch sizes, warm-ups and numbers of steps are those of the public comparison that its models
-come from (Skyformer, arXiv 2111.00035): 2 layers, 2 heads of 32, feed-forward 128, dropout 0.1,
-50,000 steps of Adam with a linear decay.
+The batch sizes and numbers of steps are those of the code that its authors released. All else is
+that of the public comparison that its models come from (Skyformer, arXiv 2111.00035): 2 layers, 2
+heads of 32, feed-forward 128, dropout 0.1, Adam with a warm-up and a linear decay.
 """
 
 import argparse
@@ -21,7 +21,12 @@ from recipes.common.output.notes import absent_note, data_line, settings_note
 from recipes.common.recipe import Recipe
 
 AGF = "arXiv 2505.08516"
-PAPERS = f"{AGF} (filters and rate) and arXiv 2111.00035 (all else)"
+PAPERS = {
+    "paper": f"{AGF} (filters and rate), its released code (batches and steps) and arXiv "
+    "2111.00035 (all else)",
+    "released": f"{AGF} (filters), its released code (rate, batches and steps) and arXiv "
+    "2111.00035 (all else)",
+}
 REPORTED = ("softmax", "linear", "agf")
 BLOCKWISE_FROM = 513  # tokens from which GFSA forms its matrix in blocks of rows
 MODEL = {"layers": 2, "d_model": 64, "heads": 2, "key_dim": 32, "feed_forward": 128, "dropout": 0.1}
@@ -33,6 +38,7 @@ class Task(NamedTuple):
     filter: PublishedFilter
     learning_rate: float
     batch_size: int
+    steps: int
     warm_up: int  # steps
     train_examples: int | None  # of data made here; None stands for all that there is
     evaluation_examples: int | None
@@ -41,14 +47,23 @@ class Task(NamedTuple):
 
 
 TASKS = {
-    "listops": Task(PublishedFilter(5, 0.1, 1.5, 1), 1e-3, 32, 1000, 96_000, 2000, 2000, "made"),
-    "text": Task(PublishedFilter(5, 0.001, 1, 1), 5e-5, 32, 80, None, None, 4000, "tfds"),
-    "retrieval": Task(PublishedFilter(5, 0.1, 1, 1), 5e-4, 16, 800, None, None, 4000, "files"),
-    "image": Task(PublishedFilter(7, 0.01, 2, -1), 1e-3, 256, 175, None, None, 1024, "tfds"),
+    "listops": Task(
+        PublishedFilter(5, 0.1, 1.5, 1), 1e-3, 32, 5000, 1000, 96_000, 2000, 2000, "made"
+    ),
+    "text": Task(PublishedFilter(5, 0.001, 1, 1), 5e-5, 32, 20_000, 80, None, None, 4000, "tfds"),
+    "retrieval": Task(
+        PublishedFilter(5, 0.1, 1, 1), 5e-4, 32, 30_000, 800, None, None, 4000, "files"
+    ),
+    "image": Task(
+        PublishedFilter(7, 0.01, 2, -1), 1e-3, 256, 35_000, 175, None, None, 1024, "tfds"
+    ),
     "pathfinder": Task(
-        PublishedFilter(3, 1e-4, 1.5, -1), 1e-4, 128, 312, 160_000, 20_000, 1024, "made"
+        PublishedFilter(3, 1e-4, 1.5, -1), 1e-4, 256, 62_400, 312, 160_000, 20_000, 1024, "made"
     ),
 }
+EPOCHS = 20  # parts of a published training; the model is evaluated after each
+RELEASED_RATE = 1e-4  # of all tasks, in the released code
+RELEASED_LENGTH = 1024  # tokens of a text there
 
 # Small enough for two cores and a few minutes; the models are those of the paper.
 SMOKE: dict[str, dict[str, Any]] = {
@@ -58,15 +73,23 @@ SMOKE: dict[str, dict[str, Any]] = {
     "image": {"train_examples": 2000, "evaluation_examples": 500, "max_length": 1024},
     "pathfinder": {"train_examples": 2000, "evaluation_examples": 500, "max_length": 256},
 }
-SMOKE_TRAINING = {"epochs": 3, "batch_size": 32, "warm_up": 50, "learning_rate": 1e-3}
+SMOKE_TRAINING = {"epochs": 3, "steps_per_epoch": None, "batch_size": 32}
+SMOKE_TRAINING |= {"warm_up": 50, "learning_rate": 1e-3}
 
 
 def preset(task: str, name: str) -> dict[str, Any]:
-    """The options that `--preset` selects; `epochs` is None if the number of steps sets it."""
+    """The options that `--preset` selects."""
     published = TASKS[task]._asdict()
+    steps = published.pop("steps") // EPOCHS
     del published["filter"], published["source"]
-    smoke = {**SMOKE_TRAINING, **SMOKE[task]} if name == "smoke" else {}
-    return {**MODEL, "epochs": None, **published, **smoke}
+    own: dict[str, Any] = {}
+    if name == "smoke":
+        own = {**SMOKE_TRAINING, **SMOKE[task]}
+    elif name == "released":
+        own["learning_rate"] = RELEASED_RATE
+        if task == "text":
+            own["max_length"] = RELEASED_LENGTH
+    return {**MODEL, "epochs": EPOCHS, "steps_per_epoch": steps, **published, **own}
 
 
 class LongRangeArena(Recipe):
@@ -77,15 +100,15 @@ class LongRangeArena(Recipe):
         "Trains and compares attention layers on a task of the Long Range Arena; writes a table, "
         "curves and the best model."
     )
-    attentions = ("softmax", "linear", "gfsa", "agf", *ABLATIONS, *REMEDIES)
+    attentions = ("softmax", "linear", "masked_kernel", "gfsa", "agf", *ABLATIONS, *REMEDIES)
     by_default = ("softmax", "agf")
     results = "<task>-<preset>"
     training = dict.fromkeys(("epochs", "patience", "batch_size", "learning_rate", "warm_up"))
     sizes = dict.fromkeys(MODEL)
     hints = {
-        "epochs": "paper: as many as give 50,000 steps",
+        "epochs": f"3; {EPOCHS} with the other presets",
         "patience": "all",
-        RATE: f"{MULTIPLIER:g}; 1 with --preset paper",
+        RATE: f"{MULTIPLIER:g}; 1 with --preset paper and released",
     }
     saved_model = False
     data_files = (
@@ -96,9 +119,15 @@ class LongRangeArena(Recipe):
         add("--task", choices=tuple(TASKS), default="listops", help="one of the arena's five")
         add(
             "--preset",
-            choices=("smoke", "paper"),
+            choices=("smoke", "paper", "released"),
             default="smoke",
-            help="size of data and training",
+            help="size of data and training; those of AGF's paper, or of its released code",
+        )
+        add(
+            "--steps-per-epoch",
+            type=at_least(2),
+            help="batches of an epoch (default: all of the data; with the other presets, a "
+            f"{EPOCHS}th of the published steps)",
         )
         add("--data-dir", type=Path, help=self.data_files)
         add("--data-seed", type=at_least(0), default=0, help="seed of data that is made")
@@ -127,7 +156,10 @@ class LongRangeArena(Recipe):
         self.packages = ("tensorflow-datasets",) if options.task in ("text", "image") else ()
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
-        return TASKS[options.task].filter.defaults(one_rate=options.preset == "paper")
+        defaults = TASKS[options.task].filter.defaults(one_rate=options.preset != "smoke")
+        rate = defaults["gfsa"][RATE]
+        kernel = {"mask": "exponential", "feature_map": "relu", RATE: rate}
+        return {**defaults, "masked_kernel": kernel}
 
     def settings(self, options: argparse.Namespace) -> dict[str, Settings]:
         settings = super().settings(options)
@@ -136,16 +168,12 @@ class LongRangeArena(Recipe):
         return settings
 
     def complete(self, problem: Problem, options: argparse.Namespace) -> argparse.Namespace:
-        batches = self.model.training_batches(problem, options)
-        options.epochs = options.epochs or self.model.published_epochs(batches)
         options.patience = min(options.patience, options.epochs)
         return options
 
-    def deviations(self, options: argparse.Namespace, epochs: int | None = None) -> list[str]:
-        """The deviations from `--preset paper`, whose `epochs` follow from the published steps."""
-        published = {**preset(options.task, "paper"), "epochs": epochs}
-        published = {name: value for name, value in published.items() if value is not None}
-        return deviations(options, published)
+    def deviations(self, options: argparse.Namespace) -> list[str]:
+        published = preset(options.task, options.preset).items()
+        return deviations(options, {name: value for name, value in published if value is not None})
 
     def facts(self, problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
         batches = self.model.training_batches(problem, options)
@@ -160,9 +188,8 @@ class LongRangeArena(Recipe):
                 name: majority_level(splits[name].labels) for name in ("validation", "test")
             },
         }
-        if options.preset == "paper":
-            epochs = self.model.published_epochs(batches)
-            facts["published"] = {"departures": self.deviations(options, epochs)}
+        if options.preset != "smoke":
+            facts["published"] = {"departures": self.deviations(options)}
         print(data_line(facts, f"{problem.length} at most"), flush=True)
         return facts
 
@@ -184,8 +211,8 @@ class LongRangeArena(Recipe):
                 f"{label(run['attention'])}, seed {run['seed']}: test cross-entropy "
                 f"{run['test_cross_entropy']:.4f}, {'below' if below else 'NOT below'} that"
             )
-        if options.preset == "paper":
-            notes.append(settings_note(PAPERS, results["published"]["departures"]))
+        if options.preset != "smoke":
+            notes.append(settings_note(PAPERS[options.preset], results["published"]["departures"]))
             notes += absent_note(AGF, REPORTED, results)
         return notes + coefficients
 

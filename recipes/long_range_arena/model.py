@@ -21,7 +21,6 @@ from recipes.common.training.optimizers import WarmUpLinearDecay, with_rates
 from recipes.common.training.runs import Training
 
 Tensor = Any
-STEPS = 50_000  # of the published training
 
 
 def prepare(trial: Trial) -> Training:
@@ -46,12 +45,7 @@ def prepare(trial: Trial) -> Training:
 def training_batches(problem: Problem, options: argparse.Namespace, seed: int = 0) -> Buckets:
     """The training examples in batches, in an order that depends on the seed and the epoch."""
     lengths = bucket_lengths(problem.train.lengths, problem.length)
-    return Buckets(problem.train, lengths, options.batch_size, seed)
-
-
-def published_epochs(batches: Buckets) -> int:
-    """The number of epochs that has the published number of steps."""
-    return -(-STEPS // batches.num_batches)
+    return Buckets(problem.train, lengths, options.batch_size, seed, options.steps_per_epoch)
 
 
 def build(trial: Trial) -> keras.Model:

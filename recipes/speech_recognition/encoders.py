@@ -18,7 +18,6 @@ from keras import layers, ops
 
 from keras_graphattn.layers import GraphFilterAttention, PLaplacianAttention
 from keras_graphattn.layers.base import Call, Tokens
-from keras_graphattn.masks import Exponential
 from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
 from recipes.common.training.layers import block as transformer_block
 from recipes.common.training.layers import dropout, named_seed
@@ -114,19 +113,17 @@ def _is_relative(trial: Trial) -> bool:
 
 def _attend(trial: Trial, tokens: Tensor, mask: Tensor, name: str) -> Tensor:
     """Self-attention of a trial on tokens (B, T, d); `False` in the mask (B, T) is padding."""
-    options, settings = trial.options, trial.settings
+    options = trial.options
     arguments = {
         "num_heads": options.heads,
         "key_dim": options.d_model // options.heads,
         "dropout": options.dropout,
         "seed": named_seed(trial.seed, name),
         "name": name,
-        **layer_arguments(settings),
+        **layer_arguments(trial.settings),
     }
     if trial.attention == "gfsa":
         arguments["dropout_on"] = "filter"
-    if settings.get("mask") == "exponential":  # an encoder looks both ways
-        arguments["mask"] = Exponential()
     if _is_relative(trial):
         layer = RELATIVE[trial.attention](**arguments)
     else:

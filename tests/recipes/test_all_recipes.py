@@ -335,6 +335,7 @@ WRONG = {
         ("--task listops --data-dir x", ["--data-dir", "made"]),
         ("--task image --max-length 100", ["--max-length", "image"]),
         ("--warm-up -1", ["--warm-up"]),
+        ("--steps-per-epoch 1", ["--steps-per-epoch"]),
     ],
     "text_classification": [
         ("--task poetry", ["--task", "poetry"]),

@@ -109,6 +109,24 @@ def test_every_sequence_counts_once_in_the_least_bucket_that_holds_it():
     assert batches.padding_share() < Buckets(split, [200], 8).padding_share()
 
 
+@pytest.mark.parametrize("steps", [2, 5, 13, 40])
+def test_epochs_of_a_number_of_steps_go_on_through_the_data(steps):
+    batches = Buckets(sequences(), [96, 200], 4, 1, steps)
+    size = len(batches.one_pass(0))
+    assert batches.batches[0][0] != batches.batches[1][0]
+    seen = []
+    for epoch in range(-(-3 * size // steps)):
+        batches.start_epoch(epoch)
+        assert batches.num_batches == steps
+        seen += batches.batches
+    for number in range(3):
+        expected = batches.one_pass(number)
+        for actual, wanted in zip(seen[number * size :], expected, strict=False):
+            assert actual[0] == wanted[0]
+            np.testing.assert_array_equal(actual[1], wanted[1])
+    assert batches.padding_share() == Buckets(sequences(), [96, 200], 4).padding_share()
+
+
 def test_majority_level_is_the_best_constant_answer():
     labels = np.array([0, 0, 0, 1])
     level = majority_level(labels)
@@ -119,10 +137,12 @@ def test_majority_level_is_the_best_constant_answer():
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow tunes")
-@pytest.mark.parametrize("kind", ["arrays", "buckets"])
+@pytest.mark.parametrize("kind", ["arrays", "buckets", "steps"])
 def test_tensorflow_does_not_tune_batches(kind):
     # the thread that tunes sleeps for up to seconds, and the end of an epoch waits for it
     batches = batches_of(10, 4) if kind == "arrays" else Buckets(sequences(), [96, 200], 4, seed=0)
+    if kind == "steps":
+        batches = Buckets(sequences(), [96, 200], 4, seed=0, steps_per_epoch=2)
     data = for_keras(batches, argparse.Namespace(distribute=False))
     assert data.options().autotune.enabled is False
     assert len(data) == batches.num_batches

@@ -285,7 +285,7 @@ CASES = [
     ),
     (
         *("long_range_arena", "--preset paper", "agf gfsa"),
-        ["arXiv 2505.08516 (filters and rate) and arXiv 2111.00035 (all else), except"],
+        ["(filters and rate), its released code (batches and steps) and arXiv 2111.00035"],
         [],
     ),
 ]

@@ -183,23 +183,42 @@ class Buckets(keras.utils.PyDataset):
     """Batches of `batch_size` rows, each padded to the least of `lengths` that holds its bucket.
 
     One shape per bucket: nothing more is compiled. With a seed, examples are shuffled within their
-    buckets and the batches among each other, again for each epoch. The examples, `split`, have
-    `labels`, `lengths` and `mean_lengths` of shape (N,), and `inputs(indices, length)`: the model's
-    inputs for some of them, padded to a length.
+    buckets and the batches among each other, again for each pass over the data. An epoch is one
+    pass, or `steps_per_epoch` batches, at least 2; then the next epoch begins where it ends, in the
+    same pass or in a later one. The examples, `split`, have `labels`, `lengths` and `mean_lengths`
+    of shape (N,), and `inputs(indices, length)`: the model's inputs for some of them, padded to a
+    length.
     """
 
     def __init__(
-        self, split: Any, lengths: list[int], batch_size: int, seed: int | None = None
+        self,
+        split: Any,
+        lengths: list[int],
+        batch_size: int,
+        seed: int | None = None,
+        steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
         self.split, self.lengths, self.batch_size, self.seed = split, lengths, batch_size, seed
-        self.labels = split.labels
+        self.labels, self.steps_per_epoch = split.labels, steps_per_epoch
         self.bucket = np.searchsorted(lengths, split.lengths)
         self.start_epoch(0)
 
     def start_epoch(self, epoch: int) -> None:
-        """Orders the examples and the batches for `epoch`, which counts from 0."""
-        random = None if self.seed is None else np.random.default_rng([self.seed, epoch])
+        """Puts the batches of `epoch`, which counts from 0, in their order."""
+        if self.steps_per_epoch is None:
+            batches = self.one_pass(epoch)
+        else:
+            size = len(self.one_pass(0))
+            first, skipped = divmod(epoch * self.steps_per_epoch, size)
+            passes = range(first, first - (-(skipped + self.steps_per_epoch) // size))
+            batches = [batch for number in passes for batch in self.one_pass(number)]
+            batches = batches[skipped:][: self.steps_per_epoch]
+        self.epoch, self.batches = epoch, batches
+
+    def one_pass(self, number: int) -> list[tuple[int, np.ndarray]]:
+        """All batches in the order of a pass over the data: padded length and examples."""
+        random = None if self.seed is None else np.random.default_rng([self.seed, number])
         batches = []
         for number, length in enumerate(self.lengths):
             members = np.flatnonzero(self.bucket == number)
@@ -208,13 +227,14 @@ class Buckets(keras.utils.PyDataset):
             rows = self.rows(length)
             batches += [(length, members[at : at + rows]) for at in range(0, len(members), rows)]
         order = range(len(batches)) if random is None else random.permutation(len(batches))
-        self.epoch, self.batches = epoch, [batches[index] for index in order]
+        batches = [batches[index] for index in order]
         # `untuned` takes from the first two batches which sizes are constant
-        first = self.batches[0][0]
-        others = (i for i, (length, _) in enumerate(self.batches) if length != first)
+        first = batches[0][0]
+        others = (i for i, (length, _) in enumerate(batches) if length != first)
         other = next(others, 0)
         if other:
-            self.batches[1], self.batches[other] = self.batches[other], self.batches[1]
+            batches[1], batches[other] = batches[other], batches[1]
+        return batches
 
     def rows(self, length: int) -> int:
         """Rows of a batch that is padded to `length`."""
@@ -232,5 +252,5 @@ class Buckets(keras.utils.PyDataset):
 
     def padding_share(self) -> float:
         """The share of all tokens in the batches that is padding."""
-        total = sum(length * self.rows(length) for length, _ in self.batches)
+        total = sum(length * self.rows(length) for length, _ in self.one_pass(0))
         return 1.0 - float(self.split.mean_lengths.sum()) / total

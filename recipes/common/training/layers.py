@@ -195,8 +195,10 @@ def where_of(text: str) -> str | list[int]:
     return [int(index) for index in text.split(",")] if is_numbers else text
 
 
-def converted(model: Any, trial: Trial) -> Any:
+def converted(model: Any, trial: Trial, *, causal: bool = False) -> Any:
     """A model with layers of KerasHub, whose attention becomes that of the trial, in place.
+
+    A decoder is `causal`.
 
     Raises `UsageError` for options that `keras_graphattn.convert` refuses.
     """
@@ -204,7 +206,7 @@ def converted(model: Any, trial: Trial) -> Any:
         return model
     verb, where = ATTENTIONS[trial.attention].convert, where_of(trial.options.where)
     try:
-        arguments = layer_arguments(trial.settings)
+        arguments = layer_arguments(trial.settings, causal=causal)
         return keras_graphattn.convert(model, verb, where=where, **arguments)
     except ValueError as error:
         raise UsageError(f"--attention {trial.attention}: {error}") from error
