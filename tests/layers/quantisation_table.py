@@ -19,7 +19,7 @@ TEXT = ROOT / "tests/layers/quantisation_page.md"
 
 
 def measured(backend):
-    """The errors of one backend, by quantisation and layer."""
+    """What `tests.layers.quantisation` prints on one backend."""
     environment = {**os.environ, **COMPILING, "KERAS_BACKEND": backend}
     command = [sys.executable, "-m", "tests.layers.quantisation"]
     ran = subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE)
@@ -28,7 +28,7 @@ def measured(backend):
 
 def rendered(kept):
     """The Markdown of what is kept."""
-    from tests.layers.quantisation import MODES, ROWS, STOCK
+    from tests.layers.quantisation import LIMIT, MODES, ROWS, SENSITIVE, STOCK
 
     backends = list(kept["keras"])
     ran_on = ", ".join(
@@ -38,12 +38,25 @@ def rendered(kept):
     for name in ROWS:
         cells = []
         for mode in MODES:
-            errors = [kept["errors"][backend][mode] for backend in backends]
+            measured = [kept["errors"][backend][mode] for backend in backends]
+            errors = [each["errors"] for each in measured]
             ratio = max(each[name] / each[STOCK] for each in errors)
-            cells.append(f"{ratio:.2f} ({max(each[name] for each in errors):.3f})")
+            relative = max(
+                each["errors"][name]
+                / each["errors"][STOCK]
+                * each["before"][STOCK]
+                / each["before"][name]
+                for each in measured
+            )
+            largest = max(each[name] for each in errors)
+            cells.append(f"{ratio:.2f}, {relative:.2f} ({largest:.3f})")
         lines.append(f"| {' | '.join([name, *cells])} |")
     return TEXT.read_text().format(
-        ran_on=ran_on, backends=" ".join(backends), table="\n".join(lines)
+        ran_on=ran_on,
+        backends=" ".join(backends),
+        table="\n".join(lines),
+        limit=LIMIT,
+        sensitive=", ".join(SENSITIVE),
     )
 
 

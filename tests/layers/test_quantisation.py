@@ -11,7 +11,16 @@ from keras_graphattn.layers import GraphFilterAttention
 from keras_graphattn.layers.quantisation import CALIBRATES, NOT_CALIBRATED
 from tests.layers.capabilities import ROWS as CAPABLE
 from tests.layers.capabilities import model_of as small_model_of
-from tests.layers.quantisation import LIMIT, LIMITS, MODES, ROWS, STOCK, error, model_of, quantised
+from tests.layers.quantisation import (
+    MODES,
+    ROWS,
+    STOCK,
+    assert_within_limits,
+    before,
+    error,
+    model_of,
+    quantised,
+)
 from tests.layers.quantisation_table import ERRORS, PAGE, rendered
 from tests.numerics import BACKEND, to_numpy
 
@@ -24,18 +33,16 @@ def test_the_page_is_that_of_the_errors_and_all_are_within_their_limits():
     assert PAGE.read_text() == rendered(kept)
     for of_backend in kept["errors"].values():
         assert list(of_backend) == list(MODES)
-        for errors in of_backend.values():
-            assert list(errors) == list(ROWS)
-            assert all(errors[n] <= LIMITS.get(n, LIMIT) * errors[STOCK] for n in OURS)
+        for measured in of_backend.values():
+            assert list(measured["errors"]) == list(measured["before"]) == list(ROWS)
+            assert_within_limits(**measured)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_the_error_is_near_that_of_keras_own_attention(mode):
-    stock = error(STOCK, mode)
-    assert stock > 0
-    for name in OURS:
-        assert 0 < error(name, mode) <= LIMITS.get(name, LIMIT) * stock, name
+    errors, befores = ({name: of(name, mode) for name in ROWS} for of in (error, before))
+    assert_within_limits(errors, befores)
 
 
 @pytest.mark.slow
