@@ -71,7 +71,7 @@ PUBLISHED: dict[str, dict[str, tuple[float, str]]] = {
 }
 # Commands that the READMEs give in words.
 MOTIFS = "    python -m recipes.motif_detection --task {task} --attention {options} \\\n"
-MOTIFS += "        --seeds 0,1,2 --walks 100 --ema 0.99 --decay --backend jax"
+MOTIFS += "        --seeds 0,1,2 {walks}--ema 0.99 --decay --backend jax"
 HEAD = """# All results
 
 Every table of runs in this repository, made by `python -m recipes.results` from the files that the
@@ -224,7 +224,8 @@ class Results:
         if recipe == "motif_detection" and stem.removesuffix("-wider") in MOTIF_ACCURACIES:
             task, wider = stem.removesuffix("-wider"), stem.endswith("-wider")
             options = "gcn,gat --key-dim 6" if wider else "gcn,gat,graph_kernel"
-            return MOTIFS.format(task=task, options=options)
+            walks = "" if wider else "--walks 100 "
+            return MOTIFS.format(task=task, options=options, walks=walks)
         text = (self.path.parents[1] / "README.md").read_text()
         place = text.find(f"results/{self.path.name}")
         blocks = re.findall(r"(?:^    .*\n)+", text[: max(place, 0)], re.MULTILINE)

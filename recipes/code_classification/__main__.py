@@ -13,6 +13,7 @@ import numpy as np
 from recipes.code_classification.data import CLASSES, Problem, baseline, f1_of_ones
 from recipes.common.attentions import label
 from recipes.common.command.checks import check_published
+from recipes.common.command.effects import Effect, Except
 from recipes.common.command.parsing import UsageError, at_least, run_program
 from recipes.common.output.notes import (
     absent_note,
@@ -90,6 +91,16 @@ class CodeClassification(ClassifierOfTexts):
         "from scratch"
     )
     needed = {**ClassifierOfTexts.needed, "tokenizers": "tokenizers"}
+    effects = (
+        *ClassifierOfTexts.effects,
+        Effect("validation_fraction", task=DIVIDED),
+        Effect(
+            *("data_seed",),
+            task=DIVIDED,
+            train_examples=Except(None),
+            evaluation_examples=Except(None),
+        ),
+    )
     packages = ("keras-hub", "scikit-learn", "scipy", "tokenizers")
 
     def add_options(self, add: Callable[..., Any]) -> None:
@@ -121,10 +132,6 @@ class CodeClassification(ClassifierOfTexts):
             raise UsageError(
                 f"--data-dir: the data of --task {options.task} are made, not read. Give --task "
                 f"{', '.join(NEEDED_FILES)}"
-            )
-        if options.task not in DIVIDED and options.validation_fraction is not None:
-            raise UsageError(
-                f"--validation-fraction: --task {options.task} has a validation file of its own"
             )
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:

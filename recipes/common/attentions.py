@@ -93,7 +93,7 @@ _ALL = (
         *("masked_kernel", "masked kernel", "#e69f00", KERNEL, "masked_kernel"),
         ("mask", *KERNEL_OPTIONS),
     ),
-    Attention("performer", "performer", "#7f5539", KERNEL, "masked_kernel", KERNEL_OPTIONS),
+    Attention("performer", "performer", "#7f5539", KERNEL, "masked_kernel", ("feature_map",)),
     Attention(
         *("linformer", "Linformer", "#5e3c99", "recipes.common.training.layers:linformer"),
         options=("landmarks",),
@@ -145,7 +145,7 @@ _ALL = (
     Attention(
         *("graph_masked_kernel", "graph-masked kernel", "#8b0000"),
         "recipes.common.training.graphs:graph_masked_kernel",
-        options=KERNEL_OPTIONS,
+        options=("feature_map",),
     ),
     Attention(
         *("deep_multisets", "deep multisets", "#c51b7d"),

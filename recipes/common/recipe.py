@@ -35,9 +35,11 @@ from recipes.common.command.checks import (
     check_settings,
     keras_configured,
     only_run_in,
+    refuse_to_remove,
     writes_saved_model,
 )
 from recipes.common.command.devices import check_devices
+from recipes.common.command.effects import Effect, refuse_without_effect
 from recipes.common.command.options import (
     CLASSIFIER,
     GRAPH_ATTENTIONS,
@@ -107,6 +109,7 @@ class Recipe(abc.ABC):
     trains_on_all: bool = False  # whether --validation-fraction can be 0
     packages: tuple[str, ...] = ()  # whose versions count, besides Keras, its backend and NumPy
     open_in_paper: tuple[str, ...] = ()  # options that the published settings leave to the user
+    effects: tuple[Effect, ...] = ()  # of its own options, where others take them away
 
     def add_options(self, add: Callable[..., Any]) -> None:  # noqa: B027
         """Adds the recipe's own options by `add`, which is `ArgumentParser.add_argument`."""
@@ -120,7 +123,7 @@ class Recipe(abc.ABC):
         return {}
 
     def refuse(self, options: argparse.Namespace) -> None:  # noqa: B027
-        """Raises `UsageError` for options that have no effect."""
+        """Raises `UsageError` for options that do not fit together; see also `effects`."""
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
         """The values of unset options that depend on other options."""
@@ -197,6 +200,9 @@ class Recipe(abc.ABC):
         """The options; raises `UsageError` with one line for options that cannot be used."""
         parser = self._parser()
         options = parser.parse_args(arguments)
+        unset = argparse.Namespace(**dict.fromkeys(vars(options)))  # keeps out the defaults
+        given = vars(parser.parse_args(arguments, unset))
+        given = {name for name, value in given.items() if value is not None}
         if getattr(options, "published", False) and getattr(options, "released", False):
             raise UsageError("--published and --released: give one of the two")
         published = self.published(options)
@@ -215,6 +221,9 @@ class Recipe(abc.ABC):
         for name, value in self.defaults(options).items():
             if getattr(options, name) is None:
                 setattr(options, name, value)
+        if (getattr(options, "patience", None) or 0) >= options.epochs:
+            given.discard("patience")  # it asks for all epochs, whatever ends training
+        refuse_without_effect(options, given, self.attentions, self.effects)
         self.finish(options)
         exponents, heads = getattr(options, "exponents", None), getattr(options, "heads", None)
         if exponents is not None and heads is not None and len(exponents) not in (1, heads):
@@ -298,6 +307,7 @@ class Recipe(abc.ABC):
             settings = self._all_settings(problem, options)
             if is_writer(options):
                 stack.enter_context(only_run_in(options.output))
+                refuse_to_remove(options)
                 usual = vars(self._parser().parse_args([]))
                 check_settings(options.output, settings, usual, options.overwrite)
             wait_for_all(options, "settings")
@@ -313,7 +323,7 @@ class Recipe(abc.ABC):
             **{name: None if value == math.inf else value for name, value in values.items()},
             "backend": keras.backend.backend(),
             "data": problem.digest(),
-            "filters": {name: own for name, own in self.settings(options).items() if own},
+            "filters": self.settings(options),
         }
 
     def _train_and_report(
@@ -365,10 +375,6 @@ class ClassifierOfGraphs(Recipe):
     sizes = {"layers": 2, "heads": 8, "key_dim": 4, "feed_forward": 32, "dropout": 0.0}
     sizes |= {"embedding": True, "skip": True, "normalise": True, **WALKS, **CLASSIFIER}
 
-    def refuse(self, options: argparse.Namespace) -> None:
-        if options.choose_by == LAST_EPOCH and options.patience is not None:
-            raise UsageError("--patience: with --choose-by last_epoch all epochs are trained")
-
     def finish(self, options: argparse.Namespace) -> None:
         width, last = options.heads * options.key_dim, options.last_heads
         if width % last:
@@ -392,6 +398,7 @@ class ClassifierOfTexts(Recipe):
     hints = {**{name: f"{value}, without --preset" for name, value in small.items()}, "order": "3"}
     without = (RATE,)
     open_in_paper = ("order",)
+    effects = (Effect("coefficient_learning_rate", attention=("gfsa", "scaled_high_frequency")),)
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--preset", help=self.presets)

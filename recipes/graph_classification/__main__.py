@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.common.attentions import Settings, label
+from recipes.common.command.effects import Effect, Except
 from recipes.common.command.options import GRAPH_ATTENTIONS, WITHOUT_STRUCTURE, add_published
 from recipes.common.command.parsing import UsageError, at_least, run_program
 from recipes.common.output.notes import absent_note, settings_note
@@ -93,6 +94,11 @@ class GraphClassification(ClassifierOfGraphs):
     hints = {"patience": "all"}
     data_files = "the folder with NAME.txt or NAME_A.txt, or the one above it"
     open_in_paper = ("seeds",)  # the notes count the trainings
+    effects = (
+        Effect("graphs", dataset=(MADE,)),
+        Effect("degrees", dataset=Except(MADE)),  # which have no other feature
+        Effect("released_form", attention=("graph_kernel",)),
+    )
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--dataset", default=MADE, help="made, or the name of TU data in --data-dir")
@@ -117,13 +123,8 @@ class GraphClassification(ClassifierOfGraphs):
         return {**PUBLISHED, "attention": [*baselines, "graph_kernel"]}
 
     def refuse(self, options: argparse.Namespace) -> None:
-        super().refuse(options)
         if options.dataset == MADE and options.data_dir is not None:
             raise UsageError("--data-dir: the graphs of --dataset made are made, not read")
-        if options.dataset != MADE and options.graphs is not None:
-            raise UsageError("--graphs: only the graphs of --dataset made are made")
-        if options.dataset == MADE and options.degrees:
-            raise UsageError("--degrees: the graphs of --dataset made have no other feature")
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
         return {"graphs": 300} if options.dataset == MADE else {}

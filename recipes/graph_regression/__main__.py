@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.common.attentions import MULTIPLIER, RATE, Settings
 from recipes.common.command.checks import check_published
-from recipes.common.command.options import GRAPH_ATTENTIONS, WALKS
-from recipes.common.command.parsing import UsageError, at_least, flags, number_in, run_program
+from recipes.common.command.effects import OF_WALKS, Effect
+from recipes.common.command.options import GRAPH_ATTENTIONS, ON_PAIRS, WALKS
+from recipes.common.command.parsing import UsageError, at_least, number_in, run_program
 from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import Recipe
 from recipes.common.training.records import Criterion
@@ -84,6 +85,15 @@ class GraphRegression(Recipe):
     hints |= {"validation_fraction": f"{HELD_OUT}; only pcqm4m has this option"}
     trains_on_all = True
     data_files = "the folder with train.pickle and so on, or with PCQM4M's split_dict.pt"
+    effects = (
+        Effect("train_examples", dataset=("made", "pcqm4m")),
+        Effect("evaluation_examples", dataset=("made",)),
+        Effect("validation_fraction", dataset=("pcqm4m",)),
+        Effect("data_seed", dataset=("made", "pcqm4m"), attention=OF_WALKS),
+        Effect("bias", "max_distance", "hops", "bias_steps", attention=ON_PAIRS),
+        Effect("max_distance", "hops", bias=("graphormer",)),
+        Effect("bias_steps", bias=("grit",)),
+    )
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--dataset", choices=DATASETS, default="made", help="zinc: the subset of 12,000 [made]")
@@ -118,14 +128,6 @@ class GraphRegression(Recipe):
     def refuse(self, options: argparse.Namespace) -> None:
         if options.dataset == "made" and options.data_dir is not None:
             raise UsageError("--data-dir: the molecules of --dataset made are made, not read")
-        of_data = {
-            "train_examples": ("made", "pcqm4m"),
-            "evaluation_examples": ("made",),
-            "validation_fraction": ("pcqm4m",),
-        }
-        for name, datasets in of_data.items():
-            if options.dataset not in datasets and getattr(options, name) is not None:
-                raise UsageError(f"{flags([name])}: this is for --dataset {' or '.join(datasets)}")
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
         defaults = {

@@ -21,9 +21,10 @@ from keras_graphattn import biases
 from keras_graphattn.graphs import Graph, GraphBatches, precompute
 from keras_graphattn.layers import GraphFilterAttention
 from recipes.common.attentions import Trial, layer_arguments
+from recipes.common.command.options import ON_PAIRS
 from recipes.common.data.graphs import batches_of_parts
 from recipes.common.training.graphormer import VirtualNode
-from recipes.common.training.graphs import NEEDED, attend_nodes, inputs_of, symbolic_inputs
+from recipes.common.training.graphs import attend_nodes, inputs_of, symbolic_inputs
 from recipes.common.training.layers import block, masked_mean, named_seed
 from recipes.common.training.measures import absolute_error_and_metrics
 from recipes.common.training.optimizers import WarmUpLinearDecay, with_rates
@@ -79,7 +80,8 @@ def build(trial: Trial) -> keras.Model:
     nodes = ops.where(ops.expand_dims(mask, -1), inputs["nodes"], 0.0)
     # a vector for each type plus one for each degree (Eq. 5)
     nodes = layers.Dense(options.heads * options.key_dim, use_bias=False, name="embedding")(nodes)
-    if trial.attention in NEEDED:
+    sees_pairs = trial.attention in ON_PAIRS
+    if not sees_pairs:
         tokens = nodes
 
         def attend(tokens: Tensor, name: str) -> Tensor:
@@ -93,7 +95,7 @@ def build(trial: Trial) -> keras.Model:
     for number in range(1, options.layers + 1):  # Eq. 8-9
         tokens = block(trial, tokens, attend, f"block_{number}", hidden_dropout=True)
     tokens = layers.LayerNormalization(name="last_norm")(tokens)
-    read = masked_mean(tokens, mask) if trial.attention in NEEDED else tokens[:, 0]
+    read = tokens[:, 0] if sees_pairs else masked_mean(tokens, mask)
     prediction = layers.Dense(1, dtype="float32", name="prediction")(read)
     return keras.Model(inputs, prediction, name=f"graph_regression_{trial.attention}")
 
@@ -163,7 +165,7 @@ def _attention_on_pairs(
 def batches_for(trial: Trial) -> list[GraphBatches]:
     """Batches with the inputs of Graphormer for pairs of nodes, or those of other attentions."""
     options, inputs = trial.options, inputs_of(trial.attention)
-    if trial.attention in NEEDED or not PAIRS[options.bias]:
+    if trial.attention not in ON_PAIRS or not PAIRS[options.bias]:
         return batches_of_parts(trial.problem, inputs, options, trial.seed)
     names = tuple(PAIRS[options.bias])
 

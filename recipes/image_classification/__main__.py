@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter, Settings
+from recipes.common.command.effects import Effect
 from recipes.common.command.options import REMEDIES, check_heads
 from recipes.common.command.parsing import (
     UsageError,
@@ -129,6 +130,7 @@ class ImageClassification(Recipe):
         RATE: f"{MULTIPLIER:g}; with --preset 100; with --published and --released 1",
         "order": "gfsa: 3, of CaiT 4; agf: 4",
     }
+    effects = (Effect("data_seed", dataset=("digits", "folder")),)
     data_files = "tensorflow-datasets' folder; of --dataset folder, one with a sub-folder per class"
 
     def add_options(self, add: Callable[..., Any]) -> None:
@@ -260,6 +262,11 @@ class ImageClassification(Recipe):
     def finish(self, options: argparse.Namespace) -> None:
         if options.preset is None:
             check_heads(options)
+        if options.final_learning_rate > options.learning_rate:
+            raise UsageError(
+                f"--final-learning-rate {options.final_learning_rate:g} is above --learning-rate "
+                f"{options.learning_rate:g}, from which the rate falls to it"
+            )
         patched = options.preset is None and options.model != "swin"
         if patched and options.image_size % options.patch:
             raise UsageError(

@@ -80,7 +80,7 @@ def compile_model(
     rate = keras.optimizers.schedules.CosineDecay(
         peak if warm_up == 0 else 0.0,
         all_steps - warm_up,
-        alpha=min(1.0, options.final_learning_rate / peak),
+        alpha=options.final_learning_rate / peak,
         warmup_target=None if warm_up == 0 else peak,
         warmup_steps=warm_up,
     )

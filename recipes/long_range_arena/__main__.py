@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recipes.common.attentions import ABLATIONS, MULTIPLIER, RATE, PublishedFilter, Settings, label
+from recipes.common.command.effects import Effect, Except
 from recipes.common.command.options import CACHE, REMEDIES, deviations
 from recipes.common.command.parsing import UsageError, at_least, run_program
 from recipes.common.data.ragged import Problem, majority_level
@@ -111,6 +112,10 @@ class LongRangeArena(Recipe):
         RATE: f"{MULTIPLIER:g}; 1 with --preset paper and released",
     }
     saved_model = False
+    effects = (
+        Effect("data_seed", task=Except("retrieval")),
+        Effect("max_length", task=Except("image", "pathfinder")),  # whose sequences have one length
+    )
     data_files = (
         "the folder of tensorflow-datasets; for --task retrieval, the folder of its .tsv files"
     )
@@ -130,7 +135,7 @@ class LongRangeArena(Recipe):
             f"{EPOCHS}th of the published steps)",
         )
         add("--data-dir", type=Path, help=self.data_files)
-        add("--data-seed", type=at_least(0), default=0, help="seed of data that is made")
+        add("--data-seed", type=at_least(0), default=0, help="seed of data that is made or divided")
         add("--cache-dir", type=Path, default=CACHE, help="where data that is made is kept")
         add("--train-examples", type=at_least(2), help="at most")
         evaluation = "at most, for validation and for test"
@@ -146,8 +151,6 @@ class LongRangeArena(Recipe):
                 f"--task {options.task} needs --data-dir with the AAN files of the published "
                 "arena, *.train.tsv, *.eval.tsv and *.test.tsv"
             )
-        if options.max_length is not None and options.task in ("image", "pathfinder"):
-            raise UsageError(f"--max-length: the images of --task {options.task} have one length")
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
         return preset(options.task, options.preset)

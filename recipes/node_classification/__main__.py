@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.common.attentions import Settings, label
 from recipes.common.command.checks import check_published
+from recipes.common.command.effects import OF_WALKS, Effect
 from recipes.common.command.options import GRAPH_ATTENTIONS, WALKS, add_published
 from recipes.common.command.parsing import UsageError, number_in, run_program
 from recipes.common.output.notes import absent_note, settings_note
@@ -71,6 +72,7 @@ class NodeClassification(Recipe):
     sizes = {"layers": 2, "heads": 8, "key_dim": 8, "dropout": 0.6}
     sizes |= {"embedding": False, "skip": False, "normalise": False, **WALKS}
     data_files = "the folder with ind.NAME.x and the other Planetoid files"
+    effects = (Effect("data_seed", attention=OF_WALKS),)
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--dataset", default=KARATE, help="karate, or the name of Planetoid files: cora")

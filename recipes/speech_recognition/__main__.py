@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.attentions import Settings, Trial, label
+from recipes.common.command.effects import GIVEN, Effect, Except
 from recipes.common.command.options import add_published, check_heads
 from recipes.common.command.parsing import UsageError, at_least, number_in, run_program
 from recipes.common.data.sources import refuse_beside_preset
@@ -103,6 +104,16 @@ class SpeechRecognition(Recipe):
     }
     data_files = DATA_FILES
     packages = ("jiwer", "soundfile", "sentencepiece")
+    effects = (
+        Effect("hours", dataset=("librispeech",)),
+        Effect("pieces", tokens=("piece",)),
+        Effect("train_examples", dataset=("synthetic", "digits")),
+        Effect("data_seed", dataset=Except("librispeech")),
+        Effect("batch_size", batch_seconds=(None,)),
+        Effect("language_model_weight", language_model=GIVEN),
+        Effect("served_seconds", skip_saved_model=Except(True)),
+        Effect("served_seconds", preset=(None,)),
+    )
 
     def add_options(self, add: Callable[..., Any]) -> None:
         self.data.add_options(add)
@@ -183,6 +194,11 @@ class SpeechRecognition(Recipe):
                     f"--{name} must have {count} numbers for --model {options.model}, each at "
                     f"least 1. Received: {','.join(map(str, given))}"
                 )
+        if options.model == "branchformer" and options.feed_forward % 2:
+            raise UsageError(
+                "--feed-forward must be even for --model branchformer, whose gates are half of it. "
+                f"Received: {options.feed_forward}"
+            )
         if not all(kernel % 2 for kernel in options.kernels):
             raise UsageError(f"--kernels must be odd. Received: {options.kernels}")
 
@@ -259,7 +275,7 @@ class SpeechRecognition(Recipe):
                 notes.append(f"{label(name)} less softmax, beam, paired: {difference}.")
         if results["dataset"] == "synthetic":
             notes.append("synthetic: words of formant tones, not speech.")
-        if options.dataset == "librispeech":
+        if options.dataset == "librispeech" and not options.preset:
             clean, other = PUBLISHED_ERRORS[options.model, options.hours]
             notes.append(
                 f"{PAPER}, {options.hours} hours, softmax -> GFSA in percent: test-clean "

@@ -96,9 +96,9 @@ def nodes_model(attention):
 
 def image_model(attention, model="vit"):
     """The last block's mask has no gradient: of its outputs only the class token's is used."""
-    where = "first-half" if attention == "topological" else "all"
+    where = " --where first-half" if attention == "topological" else ""
     problem = SimpleNamespace(channels=1, classes=["no", "yes"])
-    arguments = f"--model {model} --attention {attention} --where {where} --image-size 8"
+    arguments = f"--model {model} --attention {attention}{where} --image-size 8"
     if model != "swin":
         arguments += f" --patch 2 {WIDTHS}"
     with mock.patch.dict(SIZES, {"cait-xxs24": TINY_CAIT, "swin-tiny": TINY_SWIN}):
@@ -109,6 +109,7 @@ def all_attentions(prefix, make, recipe):
     return {f"{prefix}_{one}": (make, one) for one in recipe_of(recipe).attentions}
 
 
+OF_REGRESSION = ("softmax", "gfsa", "gat", "scaled_high_frequency", "contra_norm")
 MODELS = {
     "nodes_gat": (nodes_model, "gat"),
     "nodes_graph_kernel": (nodes_model, "graph_kernel"),
@@ -116,7 +117,7 @@ MODELS = {
     **all_attentions("graphs", graph_model, "motif_detection"),
     "graphs_deep_multisets": (graph_model, "deep_multisets", "graph_classification"),
     "graphs_fingerprint": (graph_model, "molecular_fingerprint", "graph_classification"),
-    **{f"regression_{one}": (regression_model, one) for one in ("softmax", "gfsa", "gat")},
+    **{f"regression_{one}": (regression_model, one) for one in OF_REGRESSION},
     **all_attentions("time_series", series_model, "time_series"),
     **all_attentions("arena", arena_model, "long_range_arena"),
     "arena_pairs": (arena_model, "agf", ("tokens_1", "tokens_2")),

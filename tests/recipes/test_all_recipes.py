@@ -3,8 +3,10 @@
 import importlib.util
 import itertools
 import re
+import shlex
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,11 +17,13 @@ import scipy.io.wavfile
 
 from keras_graphattn import filters
 from keras_graphattn.version import INSTALL_EXTRA
-from recipes.common.attentions import ATTENTIONS, attention_of, layer_arguments
-from recipes.common.command.parsing import UsageError
+from recipes.common.attentions import ATTENTIONS, JACOBI, attention_of, layer_arguments
+from recipes.common.command.checks import check_settings, refuse_to_remove
+from recipes.common.command.parsing import UsageError, flags
 from recipes.common.data.sources import load_tfds
 from recipes.common.storage import LOCK, locked
 from recipes.common.training.runs import KeepRun
+from recipes.results import all_results
 from tests.graphs.test_readers import write_planetoid
 from tests.numerics import BACKEND
 from tests.recipes.command_line import (
@@ -32,6 +36,7 @@ from tests.recipes.command_line import (
 from tests.recipes.conftest import write_images, write_ts
 from tests.recipes.models import recipe_of
 
+RATE = "coefficient-learning-rate-multiplier"
 OTHER = "torch" if BACKEND != "torch" else "jax"
 NAMES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/__main__.py"))
 HUB = ("causal_lm", "code_classification", "text_classification")
@@ -103,7 +108,7 @@ OF_GRAPHS = "--heads 2 --key-dim 2 --feed-forward 4 --cache-dir"
 
 
 def motif_detection(folder, one_class):
-    sizes = "--train-examples 8 --evaluation-examples 4 --walks 3 --walk-length 2"
+    sizes = "--train-examples 8 --evaluation-examples 4"
     return f"--task induced_cycle {sizes} {OF_GRAPHS} {folder / 'cache'}"
 
 
@@ -116,7 +121,7 @@ def graph_classification(folder, one_class):
 
 
 def graph_regression(folder, one_class):
-    sizes = "--train-examples 4 --evaluation-examples 2 --layers 1 --walks 3 --walk-length 2"
+    sizes = "--train-examples 4 --evaluation-examples 2 --layers 1"
     return f"{sizes} {OF_GRAPHS} {folder / 'cache'}"
 
 
@@ -333,7 +338,6 @@ WRONG = {
         ("--task poetry", ["--task", "poetry"]),
         ("--preset huge", ["--preset", "huge"]),
         ("--task listops --data-dir x", ["--data-dir", "made"]),
-        ("--task image --max-length 100", ["--max-length", "image"]),
         ("--warm-up -1", ["--warm-up"]),
         ("--steps-per-epoch 1", ["--steps-per-epoch"]),
     ],
@@ -350,7 +354,6 @@ WRONG = {
     "code_classification": [
         ("--task poetry", ["--task", "poetry"]),
         ("--task synthetic", ["--data-dir", "made, not read"]),
-        ("--validation-fraction 0.2", ["--validation-fraction", "--task defect"]),
         ("--preset codebert", ["--vocabulary", "codebert"]),
         ("--d-model 9", ["--d-model 9", "--heads 2"]),
         ("--attention gfsa --where last:9", ["last:9"]),
@@ -380,7 +383,6 @@ WRONG = {
         ("--train-examples 7", ["even", "7"]),
         ("--walks 0", ["--walks"]),
         ("--feature-map relu --attention gcn", ["--feature-map", "graph_masked_kernel"]),
-        ("--choose-by last_epoch --patience 5", ["--patience: with --choose-by last_epoch"]),
         ("--attention gat --last-heads 3 --heads 2 --key-dim 2", ["--last-heads must divide"]),
         ("--attention edges --order 2,3", ["--order is an option of a filter", "--filter"]),
         ("--attention edges --start high_pass", ["--start is an option of a filter"]),
@@ -405,7 +407,7 @@ WRONG = {
     "speech_recognition": [
         ("--dataset mozilla", ["--dataset", "digits"]),
         ("--dataset synthetic", ["--data-dir", "made, not read"]),
-        ("--dataset folder", ["transcripts.csv"]),
+        ("--dataset folder", ["--train-examples", "for --dataset synthetic or digits"]),
         ("--sampling-rate 16000", ["--sampling-rate", "8000"]),
         ("--channels 4,4", ["--channels", "3 numbers", "4,4"]),
         ("--heads 3", ["--d-model 4", "--heads 3"]),
@@ -424,7 +426,7 @@ WRONG = {
         ("--model swin --layers 3", ["--layers", "--size"]),
         ("--model cait --post-norm", ["--post-norm", "cait"]),
         ("--patch 3", ["--image-size 4", "--patch 3"]),
-        ("--where 0,9", ["--where 0,9", "out of range"]),
+        ("--attention gfsa --where 0,9", ["--where 0,9", "out of range"]),
         ("--d-model 10 --heads 4", ["--d-model 10", "--heads 4"]),
         ("--published --released", ["--published", "--released", "one of the two"]),
         ("--attention softmax --feature-map relu", ["--feature-map", "performer"]),
@@ -441,6 +443,160 @@ def test_wrong_options_are_one_line(name, tmp_path, capsys):
         assert not (tmp_path / "output").exists()  # found out before anything was written
 
 
+# Options that others leave without an effect.
+IDLE = {
+    "time_series": [
+        ("--patience 3 --validation-fraction 0", ["--patience", "with --validation-fraction 0"]),
+        ("--published --patience 50", ["--patience", "with --validation-fraction 0"]),
+        (f"--attention performer --{RATE} 3", [RATE, "performer"]),
+    ],
+    "long_range_arena": [
+        ("--task retrieval --data-dir x --data-seed 1", ["--data-seed", "with --task retrieval"]),
+        ("--task image --max-length 100", ["--max-length", "with --task image"]),
+        (f"--attention masked_kernel --mask none --{RATE} 3", [RATE, "with --mask none"]),
+    ],
+    "text_classification": [
+        ("--attention softmax --where even", ["--where", "with --attention softmax"]),
+        (
+            "--attention p_laplacian --coefficient-learning-rate 1",
+            ["p_laplacian; it is for --attention gfsa or scaled_high_frequency"],
+        ),
+    ],
+    "code_classification": [
+        ("--task defect --data-dir x --data-seed 1", ["--data-seed", "for --task synthetic or"]),
+        (
+            "--task clone --data-dir x --validation-fraction 0.2",
+            ["--validation-fraction has no effect with --task clone"],
+        ),
+    ],
+    "causal_lm": [("--attention softmax --where even", ["--where", "--attention softmax"])],
+    "motif_detection": [
+        ("--attention gat --walks 9", ["--walks", "gat; it is for --attention graph_kernel"]),
+        ("--linear-head --feed-forward 8", ["--feed-forward has no effect with --linear-head"]),
+        ("--published --feed-forward 8", ["--feed-forward has no effect with --linear-head"]),
+        ("--layers 1 --last-heads 2", ["--last-heads", "with --layers 1"]),
+        ("--attention gcn,gin --last-heads 2", ["--last-heads", "with --attention gcn,gin"]),
+        ("--choose-by last_epoch --patience 5", ["--patience", "with --choose-by last_epoch"]),
+        (f"--attention edges --{RATE} 3", [RATE, "without --filter"]),
+        (f"--attention graph_masked_kernel --{RATE} 3", [RATE, "graph_masked_kernel"]),
+    ],
+    "graph_classification": [
+        ("--dataset NCI1 --graphs 60", ["--graphs", "for --dataset made"]),
+        ("--degrees", ["--degrees", "with --dataset made"]),
+        ("--attention gat --released-form", ["--released-form", "for --attention graph_kernel"]),
+        ("--linear-head --relu-head", ["--relu-head has no effect with --linear-head"]),
+        ("--attention deep_multisets --layers 3", ["--layers", "with --attention deep_multisets"]),
+        ("--attention molecular_fingerprint --no-skip", ["--skip", "molecular_fingerprint"]),
+    ],
+    "graph_regression": [
+        ("--dataset zinc --train-examples 9", ["--train-examples", "for --dataset made or pcq"]),
+        ("--evaluation-examples 9 --dataset zinc", ["--evaluation-examples"]),
+        ("--validation-fraction 0", ["--validation-fraction", "for --dataset pcqm4m"]),
+        ("--dataset zinc --attention gcn --data-seed 1", ["--data-seed", "zinc", "or --attention"]),
+        ("--attention gcn --bias grit", ["--bias", "for --attention softmax or gfsa"]),
+        ("--attention contra_norm --hops 2", ["--hops", "for --attention softmax or gfsa"]),
+        ("--bias grit --hops 2", ["--hops has no effect with --bias grit; it is for --bias grap"]),
+        ("--bias decay --max-distance 2", ["--max-distance", "with --bias decay"]),
+        ("--bias-steps 2", ["--bias-steps", "with --bias graphormer; it is for --bias grit"]),
+    ],
+    "node_classification": [
+        ("--attention gat --walk-length 9", ["--walk-length", "with --attention gat"]),
+        ("--attention gat --data-seed 9", ["--data-seed", "with --attention gat"]),
+        ("--penalty 0 --penalise-biases", ["--penalise-biases", "with --penalty 0"]),
+    ],
+    "speech_recognition": [
+        ("--hours 960", ["--hours", "with --dataset synthetic; it is for --dataset librispeech"]),
+        ("--pieces 99", ["--pieces", "with --tokens character; it is for --tokens piece"]),
+        ("--dataset librispeech --train-examples 9", ["--train-examples", "librispeech"]),
+        ("--dataset librispeech --data-seed 9", ["--data-seed", "with --dataset librispeech"]),
+        ("--batch-size 9 --batch-seconds 9", ["--batch-size", "with --batch-seconds 9"]),
+        ("--language-model-weight 1", ["--language-model-weight", "without --language-model"]),
+        ("--served-seconds 9 --skip-saved-model", ["--served-seconds", "--skip-saved-model"]),
+    ],
+    "image_classification": [
+        ("--attention softmax --where even", ["--where", "with --attention softmax"]),
+        ("--dataset cifar10 --data-seed 9", ["--data-seed", "for --dataset digits or folder"]),
+        ("--final-learning-rate 0.1", ["--final-learning-rate 0.1 is above --learning-rate 0.003"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_an_option_without_an_effect_is_one_line(name):
+    recipe = recipe_of(name)
+    for idle, words in IDLE[name]:
+        with pytest.raises(UsageError) as error:
+            recipe.parse(idle.split())
+        for word in words:
+            assert word in str(error.value)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_options_of_the_table_of_effects_exist(name):
+    recipe = recipe_of(name)
+    options = vars(recipe.parse(data_options(name)))
+    for effect in recipe.effects:
+        assert {*effect.options, *effect.beside} <= set(options)
+    assert set(IDLE) == set(NAMES)
+
+
+RUNS = [file for file in all_results() if "$" not in file.command]  # of a shell
+
+
+@pytest.mark.parametrize("file", RUNS, ids=lambda file: file.name)
+def test_the_command_of_every_result_is_accepted(file):
+    name = file.path.parts[-3]
+    text = file.command.replace("\\\n", " ")
+    (arguments,) = re.findall(rf"python -m recipes\.{name} ?(.*)", text)[-1:]
+    recipe_of(name).parse(shlex.split(re.sub(r"--backend \w+", "", arguments), comments=True))
+
+
+# Another value of each option of attentions.
+OTHERWISE = {
+    **{"order": "6", "start": "high_pass", "constant": "0.2", "trained_coefficients": "power"},
+    **{"alpha": "0.7", "beta": "0.7", "orthogonality_weight": "0.7", "vector_activation": "tanh"},
+    **{"exponents": "1.7", "mask": "none", "feature_map": "elu", "landmarks": "5"},
+    **{"expander_degree": "4", "num_virtual_nodes": "1", "coefficient_dropout": "0.5"},
+    **{"coefficient_learning_rate_multiplier": "7", "learned_constant": "", "filter": "monomial"},
+    "value_convolution": "",
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_runs_of_an_attention_with_other_settings_share_no_folder(name, tmp_path):
+    recipe = recipe_of(name)
+
+    def check(output, attention, more=()):
+        asked = [*data_options(name), "--attention", attention, *more]
+        settings = {"filters": recipe.settings(recipe.parse(asked))}
+        check_settings(output, settings, {}, overwrite=False)
+
+    for attention in recipe.attentions:
+        for option in set(ATTENTIONS[attention].options) - set(recipe.without):
+            output = tmp_path / attention / option
+            base = ["--filter", "jacobi" if option in JACOBI else "first_order"]
+            base = base if "filter" in ATTENTIONS[attention].options else []
+            flag = "--no-value-convolution" if option == "value_convolution" else flags([option])
+            changed = [*base, flag, *OTHERWISE[option].split()]
+            check(output, attention, changed)  # no runs yet
+            check(output, attention, base)
+            (output / "runs" / f"{attention}-seed0").mkdir(parents=True)
+            check(output, attention, base)
+            with pytest.raises(UsageError, match=rf"other settings: filters \(was .*'{attention}'"):
+                check(output, attention, changed)
+
+
+@pytest.mark.parametrize("part", ["model.keras", "preset/config.json"])
+def test_overwriting_removes_nothing_that_is_read(part, tmp_path):
+    output = tmp_path / "output"
+    place = output / part
+    options = Namespace(output=output, overwrite=True, preset=str(place), dataset="digits")
+    with pytest.raises(UsageError, match=f"--preset {place} .*--overwrite would remove"):
+        refuse_to_remove(options)
+    refuse_to_remove(Namespace(**{**vars(options), "overwrite": False}))
+    refuse_to_remove(Namespace(**{**vars(options), "preset": str(output / "own" / "preset")}))
+
+
 @pytest.mark.parametrize(
     ("name", "wrong", "words"),
     [
@@ -449,7 +605,6 @@ def test_wrong_options_are_one_line(name, tmp_path, capsys):
         ("code_classification", "--task clone", ["--data-dir", "data.jsonl"]),
         ("long_range_arena", "--task retrieval", ["--data-dir", "AAN"]),
         ("graph_classification", "--dataset NCI1", ["NCI1", "--data-dir"]),
-        ("graph_classification", "--degrees", ["--degrees", "no other feature"]),
         ("graph_classification", "--published", ["--published is for TU data", "--dataset NAME"]),
         ("graph_regression", "--dataset zinc", ["zinc", "--data-dir", "train.pickle"]),
         ("node_classification", "--dataset cora", ["cora", "--data-dir"]),

@@ -16,7 +16,7 @@ from tests.numerics import to_numpy
 from tests.recipes.command_line import assert_one_error_line, history_of, run
 from tests.recipes.test_output import a_run
 
-MODEL = "--heads 2 --key-dim 2 --feed-forward 4 --walks 3 --walk-length 2 --epochs 2 --verbose 0"
+MODEL = "--heads 2 --key-dim 2 --feed-forward 4 --epochs 2 --verbose 0"
 
 
 def loaded(*arguments):
@@ -277,7 +277,7 @@ def test_trainings_of_a_fold_are_averaged_before_the_folds():
     assert "folds" not in table(runs)[0]
 
 
-PUBLISHED_TINY = "--published --dataset MADE --heads 2 --key-dim 2 --feed-forward 4 --walks 3"
+PUBLISHED_TINY = "--published --dataset MADE --heads 2 --key-dim 2 --feed-forward 4"
 
 
 def published_data(folder, text):

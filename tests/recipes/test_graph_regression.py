@@ -237,7 +237,7 @@ def test_files_that_are_not_pcqm4m_are_refused(change, words, tmp_path, monkeypa
 TINY = (
     *("--train-examples", "8", "--evaluation-examples", "4", "--batch-size", "4"),
     *("--layers", "1", "--heads", "2", "--key-dim", "2", "--feed-forward", "4"),
-    *("--hops", "2", "--walks", "3", "--walk-length", "2", "--verbose", "0"),
+    *("--hops", "2", "--verbose", "0"),
 )
 
 

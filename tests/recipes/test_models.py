@@ -1,9 +1,15 @@
 """Every recipe's model: padding changes nothing, and half precision little."""
 
+import pkgutil
+
 import keras
 import numpy as np
 import pytest
 
+from keras_graphattn.biases import Bias
+from keras_graphattn.coefficient_rate import MARK
+from keras_graphattn.keras_internals import walk
+from recipes.common.attentions import ATTENTIONS, RATE
 from recipes.common.command.checks import keras_configured
 from recipes.common.command.parsing import UsageError
 from tests.numerics import BACKEND, randomise, relative_rms, to_numpy
@@ -57,6 +63,20 @@ def longer(inputs, more):
             widths[axis] = (0, more)
         padded[name] = np.pad(array, widths, constant_values=-1 if name in NONE else 0)
     return padded
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_has_its_attention_and_coefficients_where_their_rate_is_an_option(name):
+    own = ATTENTIONS[MODELS[name][1]]
+    layers = list(walk(make(name)))
+    kind = pkgutil.resolve_name(own.layer)
+    apart = ("cait" in name, "swin" in name)  # which have talking heads, and windows
+    if isinstance(kind, type) and not any(apart):
+        assert any(isinstance(layer, kind) for layer in layers)
+    biases = {id(one) for layer in layers if isinstance(layer, Bias) for one in layer.weights}
+    weights = [one for one in layers[0].trainable_variables if id(one) not in biases]
+    with_rate = RATE in own.options and own.name != "edges"  # with --filter
+    assert any(hasattr(one, MARK) for one in weights) == with_rate
 
 
 @pytest.mark.parametrize("name", PADDED)

@@ -149,7 +149,9 @@ def test_a_published_run_names_the_paper_and_what_was_changed(tmp_path, capsys):
     for path in tmp_path.glob("ind.made.*"):
         path.rename(path.with_name(path.name.replace("made", "citeseer")))
     output = tmp_path / "output"
-    arguments = ["--published", "--dataset", "citeseer", "--data-dir", str(tmp_path), *MODEL]
+    without_walks = [*MODEL[:4], *MODEL[-4:]]
+    arguments = ["--published", "--dataset", "citeseer", "--data-dir", str(tmp_path)]
+    arguments += without_walks
     arguments += ["--cache-dir", str(tmp_path / "cache"), "--output", str(output)]
     assert RECIPE.main([*arguments, "--attention", "gat,gcn", "--skip-saved-model"]) == 0
     printed = capsys.readouterr().out
@@ -159,10 +161,7 @@ def test_a_published_run_names_the_paper_and_what_was_changed(tmp_path, capsys):
     assert "2 of the runs ended at the limit of 2 epochs." in printed
     results = results_of(output)
     assert results["protocol"] == "published"
-    changed = [
-        *("epochs 2 (published: 1000)", "heads 2 (published: 8)", "key_dim 2 (published: 8)"),
-        *("walks 3 (published: 100)", "walk_length 2 (published: 4)"),
-    ]
+    changed = ["epochs 2 (published: 1000)", "heads 2 (published: 8)", "key_dim 2 (published: 8)"]
     assert results["published"]["departures"] == changed
 
 

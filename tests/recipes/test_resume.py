@@ -106,10 +106,10 @@ def test_runs_that_are_older_than_an_option_have_its_usual_value(tiny_arguments,
     assert "softmax-seed0: finished before" in capsys.readouterr().out
     words = ["other settings", "readout (was 'mean', now 'flatten')"]
     assert_one_error_line(RECIPE.main, [*tiny, "--readout", "flatten"], words, capsys)
-    settings["filters"]["agf"]["filter"]["order"] = 9
+    settings["filters"]["softmax"] = {"landmarks": 9}
     path.write_text(json.dumps(settings))
     assert_one_error_line(RECIPE.main, tiny, ["other settings", "filters (was", "9"], capsys)
-    settings["filters"].pop("agf")
+    settings["filters"].pop("softmax")
     settings.pop("learning_rate")  # given, and not the usual one
     path.write_text(json.dumps(settings))
     words = ["other settings", "learning_rate (was 0.001, now 0.03)"]

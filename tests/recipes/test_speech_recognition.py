@@ -24,12 +24,14 @@ soundfile = pytest.importorskip("soundfile")
 
 RECIPE = recipe_of("speech_recognition")
 TINY = "--layers 1 --d-model 8 --heads 2 --feed-forward 8 --decoder-feed-forward 8 --mel-bins 12"
-TINY += " --warm-up 2 --beam 2 --train-examples 16 --buckets 1 --batch-size 8"
+TINY += " --warm-up 2 --beam 2 --buckets 1 --batch-size 8"
 CHANNELS = {"transformer": "--channels 4,4,4", "branchformer": "--channels 2,2"}
 
 
 def options_of(more="", model="transformer"):
-    return RECIPE.parse(f"--model {model} {TINY} {CHANNELS[model]} {more}".split())
+    is_read = "folder" in more.split() or "librispeech" in more.split()
+    count = "" if is_read else "--train-examples 16"
+    return RECIPE.parse(f"--model {model} {TINY} {CHANNELS[model]} {count} {more}".split())
 
 
 def model_of(attention, model, problem=None):
@@ -478,7 +480,8 @@ def test_noise_has_the_drawn_ratio_and_is_that_of_its_epoch():
 def test_two_steps_with_gradients_of_two_batches_in_half_precision(model, tmp_path):
     asked = "--epochs 1 --accumulate 2 --batch-seconds 5 --precision mixed_bfloat16 --verbose 0"
     asked += f" --attention gfsa --tokens word --output {tmp_path} --skip-saved-model"
-    arguments = f"--model {model} {TINY} {CHANNELS[model]} {asked}".split()
+    asked += f" --train-examples 16 {TINY.replace('--batch-size 8', '')}"
+    arguments = f"--model {model} {CHANNELS[model]} {asked}".split()
     assert RECIPE.main(arguments) == 0
     results = results_of(tmp_path)
     assert np.isfinite(results["runs"][0]["validation_loss"])
@@ -525,3 +528,18 @@ def test_a_step_of_the_published_transformer_fits_in_8_gib():
     command = [sys.executable, "-c", PUBLISHED_STEP]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert float(output.split()[-1]) < 8.0
+
+
+def test_published_error_rates_stand_beside_models_from_scratch_only():
+    row = {"attention": "softmax", "seed": 0}
+    results = {"table": [row], "runs": [row], "dataset": "librispeech"}
+    scratch = RECIPE.parse(["--dataset", "librispeech"])
+    assert any("test-clean 11.02 -> 10.30" in note for note in RECIPE.notes(results, scratch))
+    pytest.importorskip("keras_hub")
+    preset = RECIPE.parse(["--dataset", "librispeech", "--preset", "moonshine_tiny_en"])
+    assert not any("test-clean" in note for note in RECIPE.notes(results, preset))
+
+
+def test_the_gates_of_a_branchformer_are_half_of_its_width():
+    with pytest.raises(UsageError, match="--feed-forward must be even for --model branchformer"):
+        RECIPE.parse(["--model", "branchformer", "--feed-forward", "5"])

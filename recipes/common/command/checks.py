@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from recipes.common.attentions import ATTENTIONS, Settings, Trial, layer_arguments
-from recipes.common.command.parsing import UsageError, listed
+from recipes.common.attentions import ATTENTIONS, Settings, Trial, compared, layer_arguments
+from recipes.common.command.parsing import UsageError, flags, listed
 from recipes.common.storage import (
     LOCK,
     DamagedFileError,
@@ -78,7 +78,7 @@ def check_settings(output: Path, settings: Settings, usual: Settings, overwrite:
     """Refuses to mix runs of different settings in one folder.
 
     A setting that its file does not name has the `usual` value: its option is newer than the runs.
-    The settings of an attention that the file does not name are new, too: it has no runs there.
+    The settings of an attention count where it has runs, and none are those that are not named.
     """
     if overwrite:
         for name in WRITTEN:
@@ -100,11 +100,11 @@ def check_settings(output: Path, settings: Settings, usual: Settings, overwrite:
     if before is None:
         write_json(output / "settings.json", settings)
         return
-    shared = before.get("filters", {}).keys() & settings.get("filters", {}).keys()
-    before, settings = (
-        {**each, "filters": {name: each.get("filters", {})[name] for name in shared}}
-        for each in (before, settings)
-    )
+    now, then = settings["filters"], before.get("filters", {})
+    trained = {compared(run.name.rpartition("-seed")[0])[0] for run in output.glob("runs/*/")}
+    shared = [name for name in now if name in trained]
+    settings = {**settings, "filters": {name: now[name] for name in shared}}
+    before["filters"] = {name: then.get(name, {}) for name in shared}
     changed = [
         f"{name} (was {was!r}, now {settings.get(name)!r})"
         for name, was in {**{name: usual.get(name) for name in settings}, **before}.items()
@@ -115,6 +115,22 @@ def check_settings(output: Path, settings: Settings, usual: Settings, overwrite:
             f"{output} holds runs of other settings: {', '.join(changed)}. Give the same ones, "
             "another --output, or --overwrite to begin anew"
         )
+    write_json(output / "settings.json", {**before, "filters": {**then, **now}})
+
+
+def refuse_to_remove(options: argparse.Namespace) -> None:
+    """Refuses `--overwrite` where it removes what another option reads."""
+    if not options.overwrite:
+        return
+    written = [(options.output / name).resolve() for name in WRITTEN]
+    for name, value in vars(options).items():
+        if name == "output" or not isinstance(value, str | Path):
+            continue
+        place = Path(value).resolve()
+        if any(one == place or one in place.parents for one in written):
+            raise UsageError(
+                f"{flags([name])} {value} is what --overwrite would remove. Give another --output"
+            )
 
 
 @contextmanager
