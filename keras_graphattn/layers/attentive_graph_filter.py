@@ -214,7 +214,7 @@ class AttentiveGraphFilter(AttentionLayer):
         keys = call.visibility.keys
         if call.visibility.entries is not None:
             fix = "Pass padding as `query_mask` and `value_mask`, or use GraphFilterAttention."
-            keys = self._visible_keys(call.visibility, fix)
+            keys = self._visible_keys(tokens, call.visibility, fix)
         activation = self.vector_activation
         left = left_singular_vectors(tokens.query, queries, activation)  # U, (B, T, N, H)
         if self.orthogonality_weight:

@@ -441,7 +441,9 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         )
         return (outputs, *[matrix] * count)
 
-    def _visible_keys(self, visibility: Visibility, fix: str) -> Bool[Tensor, "B S"] | None:
+    def _visible_keys(
+        self, tokens: Tokens, visibility: Visibility, fix: str
+    ) -> Bool[Tensor, "B S"] | None:
         """The keys that are not padding, with an attention mask (B, 1, S) or (B, 1, 1, S)."""
         entries: Any = visibility.entries
         if not is_key_mask(entries.shape):
@@ -450,7 +452,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
                 "`attention_mask` must have shape (B, 1, S), one mask of keys for all queries. "
                 f"Received: attention_mask.shape={tuple(entries.shape)}. {fix}"
             )
-        return all_of(visibility.keys, key_mask_of(entries))
+        return all_of(visibility.keys, key_mask_of(entries, tokens.key))
 
     def _check_matrix(self) -> None:
         """Raises a `ValueError` if the layer never forms its matrix."""
@@ -586,7 +588,7 @@ def inputs_of(source: PairMatrix, tokens: Float[Tensor, "B T d"], call: Call) ->
             "shape (B, 1, T)."
         )
     if entries is not None:
-        keys = all_of(keys, key_mask_of(entries))
+        keys = all_of(keys, key_mask_of(entries, tokens))
     read = source.inputs_of_tokens(tokens, all_of(queries, keys))
     twice = sorted(set(read) & set(inputs))
     if twice:
@@ -617,9 +619,12 @@ def is_key_mask(shape: Shape) -> bool:
     return len(shape) in (3, 4) and all(size == 1 for size in shape[1:-1])
 
 
-def key_mask_of(entries: Num[Tensor, "..."]) -> Num[Tensor, "B S"]:
-    """An attention mask of keys, (B, 1, S) or (B, 1, 1, S), as (B, S)."""
-    return ops.reshape(entries, (ops.shape(entries)[0], ops.shape(entries)[-1]))
+def key_mask_of(
+    entries: Num[Tensor, "..."], tokens: Float[Tensor, "B S ..."]
+) -> Num[Tensor, "B S"]:
+    """An attention mask of keys, (B, 1, S) or (B, 1, 1, S), as (B, S); B may be 1 for all."""
+    keys = ops.reshape(entries, (ops.shape(entries)[0], ops.shape(entries)[-1]))
+    return ops.broadcast_to(keys, ops.shape(tokens)[:2])
 
 
 def optional_filter(

@@ -209,7 +209,7 @@ class EdgeAttention(AttentionLayer):
             )
         keys = call.visibility.keys
         if call.visibility.entries is not None:
-            keys = self._visible_keys(call.visibility, "Leave out edges instead.")
+            keys = self._visible_keys(tokens, call.visibility, "Leave out edges instead.")
         inputs, wrong = self._inputs(tokens, dict(call.mask_inputs or {}))
         batch, length = ops.shape(tokens.key)[:2]
         edges, features = self._edges(inputs, batch, length, keys)

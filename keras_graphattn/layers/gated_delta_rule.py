@@ -258,7 +258,7 @@ class GatedDeltaRule(AttentionLayer):
         keys = visibility.keys
         if visibility.entries is not None:
             fix = "Leave it out: the layer is causal. Or use GraphFilterAttention."
-            keys = self._visible_keys(visibility, fix)
+            keys = self._visible_keys(tokens, visibility, fix)
         visible = all_of(visibility.queries, keys)
         if call.mask_inputs:
             ids, wrong = self._segment_ids(tokens.value, call.mask_inputs)

@@ -155,7 +155,8 @@ class KernelLayer(AttentionLayer):
         if entries is None:
             return self.joined_mask(causal), inputs, queries, keys
         if is_key_mask(entries.shape):
-            return self.joined_mask(causal), inputs, queries, all_of(keys, key_mask_of(entries))
+            keys = all_of(keys, key_mask_of(entries, tokens.key))
+            return self.joined_mask(causal), inputs, queries, keys
         if self.attention_path not in ("auto", *Mask.paths):
             raise ValueError(
                 "An `attention_mask` for each pair of positions needs a path that forms the pairs. "

@@ -126,6 +126,20 @@ def test_a_mask_of_pairs_broadcasts_or_is_refused(name):
         np.testing.assert_equal(outcome(mask), outcome(full))
 
 
+@pytest.mark.parametrize("name", [n for n in CASES if not n.startswith(("pooling", "ContraNorm"))])
+def test_a_mask_of_keys_broadcasts_over_the_batch(name):
+    layer, call = built(name)
+    if hasattr(layer, "orthogonality_weight"):
+        layer.orthogonality_weight = 0.1  # the loss reads the mask too
+    x = np.random.default_rng(0).standard_normal((BATCH, LENGTH, CHANNELS)).astype("float32")
+    keys = (np.arange(LENGTH) % 3 > 0)[None, None]  # (1, 1, S)
+    expected, *found = (
+        to_numpy(layer(x, **{**call, "attention_mask": mask}))
+        for mask in (np.tile(keys, (BATCH, 1, 1)), keys, keys[None])
+    )
+    np.testing.assert_allclose(found, [expected] * 2, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_form_of_call_gives_the_same_outputs(name):
     layer, call = built(name)
