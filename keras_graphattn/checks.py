@@ -291,6 +291,15 @@ def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
 
+def plain(value: object) -> Any:
+    """Scalars, arrays of one axis and ranges, also in a list, as Python's numbers and lists."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 1):
+        return value.tolist()
+    if isinstance(value, (list, range)):
+        return [plain(part) for part in value]
+    return tuple([plain(part) for part in value]) if isinstance(value, tuple) else value
+
+
 def size(least: int = 1) -> Rule:
     """An integer of at least `least`, or the backend's symbol for an unknown size."""
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import Array, flag, is_list, optional, whole
+from keras_graphattn.checks import Array, flag, is_list, optional, plain, whole
 from keras_graphattn.graphs.graph import Graph
 from keras_graphattn.graphs.precomputation import checked_graphs
 
@@ -300,7 +300,8 @@ def _sizes(counts: Array, num_buckets: int, sizes: Sequence[int] | None) -> list
     if sizes is None:
         shares = np.arange(1, num_buckets + 1) / num_buckets
         return sorted({int(size) for size in np.quantile(counts, shares, method="higher")})
-    numbers = [whole()("sizes", size, {}) for size in (sizes if is_list(sizes) else [])]
+    given = plain(sizes)
+    numbers = [whole()("sizes", size, {}) for size in (given if is_list(given) else [])]
     if not numbers or sorted(set(numbers)) != numbers or numbers[-1] < counts.max():
         raise ValueError(
             f"`sizes` must be ascending, and the last one at least {counts.max()}, the number of "
@@ -316,7 +317,7 @@ def _edge_sizes(most: Sequence[int], edge_sizes: Sequence[int] | None) -> list[i
         least.append(max(int(number), least[-1] + 1 if least else 1))
     if edge_sizes is None:
         return least
-    given = edge_sizes if is_list(edge_sizes) else []
+    given = plain(edge_sizes) if is_list(plain(edge_sizes)) else []
     numbers = [whole()("edge_sizes", size, {}) for size in given]
     if len(numbers) != len(least) or any(a < b for a, b in zip(numbers, least, strict=True)):
         raise ValueError(

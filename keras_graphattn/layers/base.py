@@ -34,6 +34,7 @@ from keras_graphattn.checks import (
     number,
     one_of,
     optional,
+    plain,
     size,
     switch,
     tensor,
@@ -133,11 +134,11 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
                 "MaskedKernelAttention and GraphKernelAttention take it. To hide pairs of "
                 "positions, call the layer with attention_mask."
             )
+        # Keras takes no integers and no arrays of NumPy
+        args = plain(args)
+        kwargs |= {name: plain(kwargs[name]) for name in PLAIN if name in kwargs}
         positional = zip(("num_heads", "key_dim", "value_dim", "dropout"), args, strict=False)
         check_options(dict(positional) | kwargs)
-        # Keras takes no integer of NumPy
-        args = tuple(int(value) if is_whole(value) else value for value in args)
-        kwargs |= {name: int(kwargs[name]) for name in INTEGERS if is_whole(kwargs.get(name))}
         super().__init__(*args, **kwargs)
         # Keras wraps `build` in each instance, too.
         self.build = undone_if_refused(self)(self.build)  # type: ignore[method-assign]
@@ -1041,7 +1042,10 @@ MASK_SHAPES = {
     "attention_mask": ("T? S?", "B? T? S?", "B? N? T? S?"),
 }
 SIZES = ("num_heads", "key_dim", "value_dim")
-INTEGERS = (*SIZES, "output_shape", "attention_axes", "sliding_window", "seed")
+PLAIN = (  # options that are numbers, booleans or lists of integers
+    *(*SIZES, "output_shape", "attention_axes", "sliding_window", "seed"),
+    *("dropout", "use_bias", "use_gate"),
+)
 FLAGS = ("return_attention_scores", "return_filter_matrix", "use_causal_mask")
 OF_PROJECTIONS = (
     *("kernel_initializer", "kernel_regularizer", "kernel_constraint", "activity_regularizer"),

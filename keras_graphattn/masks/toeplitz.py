@@ -33,7 +33,17 @@ import numpy as np
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import cached, checked, flag, is_list, is_whole, one_of, tensor, whole
+from keras_graphattn.checks import (
+    cached,
+    checked,
+    flag,
+    is_list,
+    is_whole,
+    one_of,
+    plain,
+    tensor,
+    whole,
+)
 from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import (
     DENSE_LIMIT,
@@ -112,6 +122,7 @@ def toeplitz_product(table: Table, x: Signal, grid_shape: Grid | None = None) ->
 
 def _checked_grid(table: Table, x: Signal, grid_shape: Grid | None) -> Grid:
     length, heads = x.shape[1], x.shape[2]
+    grid_shape = plain(grid_shape)
     if grid_shape is None:
         grid_shape = (length,)
     elif not is_list(grid_shape) or not all(is_whole(size) and size > 0 for size in grid_shape):
@@ -546,7 +557,7 @@ class BlockToeplitz(FourierMask):
         **kwargs: Unpack[MaskOptions],
     ) -> None:
         super().__init__(**kwargs)
-        sizes = list(grid_shape) if is_list(grid_shape) else []
+        sizes = plain(grid_shape) if is_list(plain(grid_shape)) else []
         if not sizes or not all(is_whole(size) and 0 < size < 2**31 for size in sizes):
             raise ValueError(
                 "`grid_shape` must be one or more integers of at least 1 and less than 2147483648. "

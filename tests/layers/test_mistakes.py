@@ -1,6 +1,7 @@
 """Wrong ways to name a part of a layer: each error says what was meant."""
 
 import inspect
+import json
 from functools import partial
 
 import keras
@@ -22,6 +23,7 @@ from tests.fuzz.cases_of_classes import (
     LAYERS,
     MASKS,
     SIGNAL,
+    TOKEN_LAYERS,
     WIDTH,
     B,
     T,
@@ -164,6 +166,43 @@ def test_sizes_may_be_integers_of_numpy(name):
         for key in {"value_dim", *numbers} & set(wanted):
             assert config[key] == wanted[key]
             assert type(config[key]) is type(wanted[key])
+
+
+NUMPY_OPTIONS = {
+    "num_heads": np.int64(2),
+    "dropout": np.float32(0.25),
+    "use_bias": np.False_,
+    "use_gate": np.True_,
+    "seed": np.int64(3),
+    "output_shape": np.array([6]),
+    "attention_axes": np.array([1]),
+    "sliding_window": np.int64(3),
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(LAYERS) - set(TOKEN_LAYERS)))
+@pytest.mark.parametrize("option", NUMPY_OPTIONS)
+def test_options_may_be_of_numpy(name, option):
+    value = NUMPY_OPTIONS[option]
+    first, *others = (value, [*value], range(value[0], value[0] + 1)) if value.ndim else (value,)
+    kind, known = getattr(layers, name), {"bias": None} if "bias" in LAYERS[name] else {}
+    try:
+        wanted = kind(**LAYERS[name] | known | {option: value.tolist()}).get_config()
+    except ValueError:
+        pytest.skip("no option of this layer")
+    for given in (first, *others):
+        config = kind(**LAYERS[name] | known | {option: given}).get_config()
+        assert json.dumps(config[option]) == json.dumps(wanted[option])
+
+
+def test_sizes_of_a_grid_and_of_batches_may_be_arrays():
+    assert masks.BlockToeplitz(np.array([2, 3])).grid_shape == (2, 3)
+    batch = [graphs.Graph([[0, 1]], num_nodes=3, label=0)] * 2
+    given, wanted = (
+        len(graphs.GraphBatches(batch, batch_size=2, sizes=sizes))
+        for sizes in (np.array([3, 4]), [3, 4])
+    )
+    assert given == wanted
 
 
 @pytest.mark.parametrize(
