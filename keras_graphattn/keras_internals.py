@@ -52,10 +52,31 @@ def living_layers_above(held: set[int], inside: set[int]) -> list[Any]:
     return above
 
 
+# What Keras keeps in lists and dictionaries of its own, beside those of the user
+_OF_KERAS = ("_layers", "_modules", "_operations", "_operations_by_depth")
+
+
 def layer_attributes(layer: keras.Layer) -> dict[str, keras.Layer]:
-    """The sublayers that are attributes, by name. On torch they are in `_modules`."""
+    """The sublayers that are attributes, by name. On torch they are in `_modules`.
+
+    Those in lists, tuples and dictionaries come after the others, as "blocks.0.attention".
+    """
     attributes = vars(layer) | vars(layer).get("_modules", {})
-    return {name: x for name, x in attributes.items() if isinstance(x, keras.Layer)}
+    single = {name: x for name, x in attributes.items() if isinstance(x, keras.Layer)}
+    others = {
+        name: x
+        for name, x in attributes.items()
+        if name not in (*single, *_OF_KERAS) and not name.startswith("_self_")  # of TensorFlow
+    }
+    return single | dict(_layers_inside("", others))
+
+
+def _layers_inside(name: str, value: object) -> Iterator[tuple[str, keras.Layer]]:
+    if isinstance(value, keras.Layer):
+        yield name.removeprefix("."), value
+    elif isinstance(value, (list, tuple, dict)):
+        for key, x in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _layers_inside(f"{name}.{key}", x)
 
 
 def scale_of(attention: keras.layers.MultiHeadAttention) -> float:

@@ -31,15 +31,15 @@ def reach(plain: type) -> type:
     """Makes a class of backbones or layers convertible, or of preprocessing loadable with one.
 
     `convert` treats the attention in attributes of such a layer as self-attention, if it knows its
-    family. Only `convert` can see the layers of an instance: it refuses an instance without such
-    attention.
+    family and "cross" is in no name of its attributes or keys. Only `convert` can see the layers of
+    an instance: it refuses an instance without such attention.
 
     Args:
         plain: A subclass of `keras_hub.models.Backbone`, or of `keras.layers.Layer`, whose
             self-attention is stock or cached multi-head attention, or of another class of a family
-            that is known, kept in attributes. Or a class of tokenizers, preprocessors or image
-            converters of your own, whose `backbone_cls` is reached: then `from_preset` finds it in
-            presets of converted backbones, too.
+            that is known, kept in attributes, or in lists and dictionaries there. Or a class of
+            tokenizers, preprocessors or image converters of your own, whose `backbone_cls` is
+            reached: then `from_preset` finds it in presets of converted backbones, too.
 
     Returns:
         The subclass that a converted instance is of, or that stands for the class in presets. What

@@ -1,8 +1,9 @@
 """Finds and changes attention layers in a model: the slots that `convert` can select.
 
-A slot is a self-attention layer in an attribute of its parent. Cross-attention is in no slot: the
-filter of a matrix that is not square is undefined. In every case the projections stay the very same
-sublayers with their variables, paths, quantisation and LoRA factors: no weight is copied.
+A slot is a self-attention layer in an attribute of its parent, or in a list or dictionary that is
+one. Cross-attention is in no slot: the filter of a matrix that is not square is undefined. In every
+case the projections stay the very same sublayers with their variables, paths, quantisation and LoRA
+factors: no weight is copied.
 """
 
 import re
@@ -68,15 +69,10 @@ class ConversionRecord:
 
 
 class AttentionSlot(NamedTuple):
-    """One self-attention layer: an attribute of its parent layer."""
+    """One self-attention layer: an attribute of its parent layer, or in a list that is one."""
 
     parent: keras.Layer
-    attribute: str
-
-    @property
-    def layer(self) -> keras.Layer:
-        """The attention layer that is there now."""
-        return getattr(self.parent, self.attribute)
+    layer: keras.Layer
 
     @property
     def path(self) -> str:
@@ -150,16 +146,15 @@ def convert_slots(slots: Sequence[AttentionSlot], request: Request) -> None:
 
 
 def direct_slots(layer: keras.Layer) -> list[AttentionSlot]:
-    """The slots that are attributes of this layer itself."""
+    """The slots that are attributes of this layer itself, or in lists and dictionaries there."""
     if type(layer).__name__ in OTHER_TOKENS or is_attention(layer):
         return []
     if layer.name.startswith("cross_attention"):  # BLIP-2 keeps its cross-attention in such a layer
         return []
-    return [
-        AttentionSlot(layer, name)
-        for name, child in layer_attributes(layer).items()
-        if not CROSS.search(name) and (is_reached(child) or is_ours(child))
-    ]
+    attributes = layer_attributes(layer)
+    cross = {id(child) for name, child in attributes.items() if CROSS.search(name)}
+    children = {id(x): x for x in attributes.values() if is_reached(x) or is_ours(x)}
+    return [AttentionSlot(layer, x) for key, x in children.items() if key not in cross]
 
 
 def attention_slots(owner: keras.Layer) -> list[AttentionSlot]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.checks import is_whole
+from keras_graphattn.checks import is_whole, plain
 from keras_graphattn.hub.families import (
     attention_name,
     is_attention,
@@ -176,7 +176,7 @@ def revert(model: keras.Layer) -> keras.Layer:
     >>> type(revert(convert(backbone))).__name__
     'BertBackbone'
     """
-    owners = _owners(model)
+    owners = _owners(model, refuses=False)
     for slot in _slots_of(owners):
         if slot.is_converted:
             slot.revert()
@@ -373,7 +373,7 @@ def select(where: Where, paths: Sequence[str]) -> list[int]:
     >>> select("layer_[12]/", ["layer_0/attention", "layer_1/attention", "layer_2/attention"])
     [1, 2]
     """
-    count = len(paths)
+    count, where = len(paths), plain(where)
     if isinstance(where, str):
         selected = _by_word(where, paths)
     else:

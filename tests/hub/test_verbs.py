@@ -11,7 +11,7 @@ from keras_graphattn.hub import reach
 from keras_graphattn.hub.saving import is_reachable
 from keras_graphattn.hub.verbs import select
 from keras_graphattn.layers import GraphFilterAttention
-from tests.hub.containers import SERIES, Block, answers
+from tests.hub.containers import SERIES, Block, answers, encoder
 from tests.hub.models import (
     BACKBONES,
     assert_equal_outputs,
@@ -21,7 +21,7 @@ from tests.hub.models import (
     random_inputs,
 )
 from tests.hub.test_refusals import state_of
-from tests.numerics import BACKEND
+from tests.numerics import BACKEND, to_numpy
 
 PATHS = [f"layer_{index}/attention" for index in range(5)]
 
@@ -229,3 +229,69 @@ def test_keras_nlp_names_convert():
     )
     keras_graphattn.convert(backbone)
     assert keras_graphattn.inspect(backbone)[0].class_name == "GraphFilterAttention"
+
+
+class Kept(keras.layers.Layer):
+    """Self-attention and cross-attention in an attribute, a list and a dictionary."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        make = keras.layers.MultiHeadAttention
+        self.single, self.cross_attention = make(2, 4, name="a"), make(2, 4, name="x")
+        self.pairs = [(make(2, 4, name="b"), keras.layers.Dense(8))]
+        self.by_name = {"own": make(2, 4, name="c"), "cross": make(2, 4, name="y")}
+        self.all = [self.single, self.cross_attention]
+
+    def build(self, shape):
+        for layer in self._layers:
+            layer.build(*[shape] * (1 + isinstance(layer, keras.layers.MultiHeadAttention)))
+
+    def call(self, x):
+        for layer in (self.single, self.pairs[0][0], self.by_name["own"]):
+            x = x + layer(x, x)
+        x = self.pairs[0][1](x)
+        return x + self.cross_attention(x, x[:, :2]) + self.by_name["cross"](x, x[:, :2])
+
+
+def test_attention_in_lists_and_dictionaries_is_converted(tmp_path):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input(SERIES.shape[1:])
+    model = keras.Model(inputs, Kept()(inputs))
+    with pytest.raises(ValueError, match=r"Kept '.*hub\.reach\(<its class>\)"):
+        keras_graphattn.convert(model)
+    reach(Kept)
+    before = to_numpy(model(SERIES))
+    keras_graphattn.convert(model)
+    rows = keras_graphattn.inspect(model)
+    assert [row.path.rpartition("/")[2] for row in rows] == ["a", "b", "c"]
+    assert {row.class_name for row in rows} == {"GraphFilterAttention"}
+    np.testing.assert_allclose(to_numpy(model(SERIES)), before, atol=1e-5)
+    model.set_weights([x + 0.1 for x in model.get_weights()])
+    after = to_numpy(model(SERIES))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Kept": Kept})
+    np.testing.assert_allclose(to_numpy(loaded(SERIES)), after, atol=1e-5)
+    keras_graphattn.revert(loaded)
+    assert not any(row.parameters_added for row in keras_graphattn.inspect(loaded))
+
+
+def test_revert_of_a_model_with_other_attention():
+    inputs = keras.Input(SERIES.shape[1:])
+    attend = keras.layers.MultiHeadAttention(2, 4)
+    plain = keras.Model(inputs, attend(inputs, inputs))
+    assert keras_graphattn.revert(plain) is plain  # nothing to revert, no error
+    part = keras_graphattn.convert(encoder_model())
+    tokens = part(inputs)
+    model = keras.Model(inputs, keras.layers.MultiHeadAttention(2, 4)(tokens, tokens))
+    keras_graphattn.revert(model)
+    assert keras_graphattn.inspect(part)[0].class_name == "MultiHeadAttention"
+
+
+def encoder_model():
+    inputs = keras.Input(SERIES.shape[1:])
+    return keras.Model(inputs, encoder()(inputs))
+
+
+@pytest.mark.parametrize("indices", [np.array([0, 2]), np.array([0, -1]), range(0, 3, 2)])
+def test_indices_may_be_an_array(indices):
+    assert select(indices, ["a", "b", "c"]) == [0, 2]
