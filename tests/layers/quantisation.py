@@ -77,11 +77,15 @@ def before(name, mode):
     return error(name, mode, lambda layer: layer.name == FIRST)
 
 
+def ratios(errors, before):
+    """Of each name, the error over that of Keras' own attention: as it is, and over `before`."""
+    own = {name: error / errors[STOCK] for name, error in errors.items()}
+    return {name: (own[name], own[name] * before[STOCK] / before[name]) for name in errors}
+
+
 def assert_within_limits(errors, before):
     """Errors by name, and those `before` the layer: each is near that of Keras' own attention."""
-    for name in errors:
-        own = errors[name] / errors[STOCK]
-        relative = own * before[STOCK] / before[name]
+    for name, (own, relative) in ratios(errors, before).items():
         assert 0 < relative <= LIMIT, (name, relative)
         assert name in SENSITIVE or own <= LIMIT, (name, own)
 

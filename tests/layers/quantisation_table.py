@@ -28,7 +28,7 @@ def measured(backend):
 
 def rendered(kept):
     """The Markdown of what is kept."""
-    from tests.layers.quantisation import LIMIT, MODES, ROWS, SENSITIVE, STOCK
+    from tests.layers.quantisation import LIMIT, MODES, ROWS, SENSITIVE, ratios
 
     backends = list(kept["keras"])
     ran_on = ", ".join(
@@ -39,17 +39,9 @@ def rendered(kept):
         cells = []
         for mode in MODES:
             measured = [kept["errors"][backend][mode] for backend in backends]
-            errors = [each["errors"] for each in measured]
-            ratio = max(each[name] / each[STOCK] for each in errors)
-            relative = max(
-                each["errors"][name]
-                / each["errors"][STOCK]
-                * each["before"][STOCK]
-                / each["before"][name]
-                for each in measured
-            )
-            largest = max(each[name] for each in errors)
-            cells.append(f"{ratio:.2f}, {relative:.2f} ({largest:.3f})")
+            own, relative = map(max, zip(*(ratios(**each)[name] for each in measured), strict=True))
+            largest = max(each["errors"][name] for each in measured)
+            cells.append(f"{own:.2f}, {relative:.2f} ({largest:.3f})")
         lines.append(f"| {' | '.join([name, *cells])} |")
     return TEXT.read_text().format(
         ran_on=ran_on,
