@@ -111,7 +111,6 @@ class SpeechRecognition(Recipe):
         Effect("data_seed", dataset=Except("librispeech")),
         Effect("batch_size", batch_seconds=(None,)),
         Effect("language_model_weight", language_model=GIVEN),
-        Effect("served_seconds", skip_saved_model=Except(True)),
         Effect("served_seconds", preset=(None,)),
     )
 

@@ -511,7 +511,6 @@ IDLE = {
         ("--dataset librispeech --data-seed 9", ["--data-seed", "with --dataset librispeech"]),
         ("--batch-size 9 --batch-seconds 9", ["--batch-size", "with --batch-seconds 9"]),
         ("--language-model-weight 1", ["--language-model-weight", "without --language-model"]),
-        ("--served-seconds 9 --skip-saved-model", ["--served-seconds", "--skip-saved-model"]),
     ],
     "image_classification": [
         ("--attention softmax --where even", ["--where", "with --attention softmax"]),
