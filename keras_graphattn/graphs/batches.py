@@ -317,8 +317,8 @@ def _edge_sizes(most: Sequence[int], edge_sizes: Sequence[int] | None) -> list[i
         least.append(max(int(number), least[-1] + 1 if least else 1))
     if edge_sizes is None:
         return least
-    given = plain(edge_sizes) if is_list(plain(edge_sizes)) else []
-    numbers = [whole()("edge_sizes", size, {}) for size in given]
+    given = plain(edge_sizes)
+    numbers = [whole()("edge_sizes", size, {}) for size in (given if is_list(given) else [])]
     if len(numbers) != len(least) or any(a < b for a, b in zip(numbers, least, strict=True)):
         raise ValueError(
             f"`edge_sizes` must be a number for each size of graphs, at least {least}, which hold "

@@ -557,7 +557,8 @@ class BlockToeplitz(FourierMask):
         **kwargs: Unpack[MaskOptions],
     ) -> None:
         super().__init__(**kwargs)
-        sizes = plain(grid_shape) if is_list(plain(grid_shape)) else []
+        given = plain(grid_shape)
+        sizes = given if is_list(given) else []
         if not sizes or not all(is_whole(size) and 0 < size < 2**31 for size in sizes):
             raise ValueError(
                 "`grid_shape` must be one or more integers of at least 1 and less than 2147483648. "

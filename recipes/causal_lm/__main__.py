@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.causal_lm.data import DATASETS, LEVELS, WORD_DATASETS, Problem
-from recipes.common.attentions import OF_LAYERS, RATE, Settings, label
+from recipes.common.attentions import MASKED_KERNEL, OF_LAYERS, RATE, Settings, label
 from recipes.common.command.options import add_where, check_heads
 from recipes.common.command.parsing import UsageError, at_least, flags, run_program
 from recipes.common.output.notes import absent_note, coefficient_notes, settings_note
@@ -161,7 +161,7 @@ class CausalLanguageModels(Recipe):
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         defaults: dict[str, Settings] = {
             "gfsa": {"order": 3},
-            "masked_kernel": {"mask": "exponential", "feature_map": "relu"},
+            "masked_kernel": {**MASKED_KERNEL},
             "differential_2": {"version": 2},
             "gated_delta_rule": {"use_gate": False},  # for the parameters of plain attention
         }

@@ -95,10 +95,7 @@ class CodeClassification(ClassifierOfTexts):
         *ClassifierOfTexts.effects,
         Effect("validation_fraction", task=DIVIDED),
         Effect(
-            *("data_seed",),
-            task=DIVIDED,
-            train_examples=Except(None),
-            evaluation_examples=Except(None),
+            "data_seed", task=DIVIDED, train_examples=Except(None), evaluation_examples=Except(None)
         ),
     )
     packages = ("keras-hub", "scikit-learn", "scipy", "tokenizers")

@@ -57,6 +57,7 @@ RATE = "coefficient_learning_rate_multiplier"
 # H = I / 2 + A - P / 2, with P near a power of A: H is 1 where A is 1 (what tokens have in common)
 # and 1 / 2 where A is 0 (their differences)
 HIGH_PASS = {"identity": 0.5, "linear": 1.0, "power": -0.5}
+MASKED_KERNEL = {"mask": "exponential", "feature_map": "relu"}  # its defaults
 GFSA = "keras_graphattn.layers:GraphFilterAttention"
 KERNEL = "keras_graphattn.layers:MaskedKernelAttention"
 GFSA_OPTIONS = (*FILTER, "constant", "trained_coefficients", RATE)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.common.attentions import MULTIPLIER, RATE, Settings
 from recipes.common.command.checks import check_published
-from recipes.common.command.effects import OF_WALKS, Effect
-from recipes.common.command.options import GRAPH_ATTENTIONS, ON_PAIRS, WALKS
+from recipes.common.command.effects import Effect
+from recipes.common.command.options import GRAPH_ATTENTIONS, OF_WALKS, ON_PAIRS, WALKS
 from recipes.common.command.parsing import UsageError, at_least, number_in, run_program
 from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import Recipe

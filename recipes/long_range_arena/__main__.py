@@ -13,7 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recipes.common.attentions import ABLATIONS, MULTIPLIER, RATE, PublishedFilter, Settings, label
+from recipes.common.attentions import (
+    ABLATIONS,
+    MASKED_KERNEL,
+    MULTIPLIER,
+    RATE,
+    PublishedFilter,
+    Settings,
+    label,
+)
 from recipes.common.command.effects import Effect, Except
 from recipes.common.command.options import CACHE, REMEDIES, deviations
 from recipes.common.command.parsing import UsageError, at_least, run_program
@@ -160,8 +168,7 @@ class LongRangeArena(Recipe):
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         defaults = TASKS[options.task].filter.defaults(one_rate=options.preset != "smoke")
-        rate = defaults["gfsa"][RATE]
-        kernel = {"mask": "exponential", "feature_map": "relu", RATE: rate}
+        kernel = {**MASKED_KERNEL, RATE: defaults["gfsa"][RATE]}
         return {**defaults, "masked_kernel": kernel}
 
     def settings(self, options: argparse.Namespace) -> dict[str, Settings]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.common.attentions import Settings, label
 from recipes.common.command.checks import check_published
-from recipes.common.command.effects import OF_WALKS, Effect
-from recipes.common.command.options import GRAPH_ATTENTIONS, WALKS, add_published
+from recipes.common.command.effects import Effect
+from recipes.common.command.options import GRAPH_ATTENTIONS, OF_WALKS, WALKS, add_published
 from recipes.common.command.parsing import UsageError, number_in, run_program
 from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import Recipe

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.common.attentions import Settings, Trial, label
+from recipes.common.attentions import MASKED_KERNEL, Settings, Trial, label
 from recipes.common.command.effects import GIVEN, Effect, Except
 from recipes.common.command.options import add_published, check_heads
 from recipes.common.command.parsing import UsageError, at_least, number_in, run_program
@@ -203,8 +203,7 @@ class SpeechRecognition(Recipe):
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         order = 3 if options.model == "branchformer" else 2
-        kernel = {"mask": "exponential", "feature_map": "relu"}
-        return {"gfsa": {"order": order}, "masked_kernel": kernel}
+        return {"gfsa": {"order": order}, "masked_kernel": MASKED_KERNEL}
 
     def load(self, options: argparse.Namespace) -> Problem:
         """The recordings; refuses what would fail in training or after it.

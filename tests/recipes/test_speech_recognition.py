@@ -374,6 +374,9 @@ def test_a_table_needs_its_columns_and_its_files(tmp_path):
     (tmp_path / "transcripts.csv").write_text("name,words\na,b\n")
     with pytest.raises(UsageError, match="columns file and text"):
         RECIPE.load(options)
+    (tmp_path / "transcripts.csv").unlink()
+    with pytest.raises(UsageError, match=r"transcripts\.csv"):
+        RECIPE.load(options)
 
 
 def write_librispeech(root):

@@ -9,7 +9,7 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from recipes.common.attentions import ATTENTIONS, RATE
-from recipes.common.command.options import WITHOUT_STRUCTURE
+from recipes.common.command.options import OF_WALKS, WITHOUT_STRUCTURE
 from recipes.common.command.parsing import UsageError, flags
 
 
@@ -24,7 +24,6 @@ class Except:
 
 
 GIVEN = Except(None, False)
-OF_WALKS = ("graph_kernel", "dynamic_graph_kernel", "graph_masked_kernel")
 WITHOUT_HEADS = ("gcn", "sgc", "gin", *WITHOUT_STRUCTURE)
 _WITH_RATE = {name for name, one in ATTENTIONS.items() if RATE in one.options}
 

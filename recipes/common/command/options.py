@@ -42,6 +42,7 @@ GRAPH_ATTENTIONS = (
     *("softmax", "gfsa", *REMEDIES),
     *("gcn", "sgc", "gat", "gin", "edges", "graph_kernel", "graph_masked_kernel"),
 )
+OF_WALKS = ("graph_kernel", "dynamic_graph_kernel", "graph_masked_kernel")
 ON_PAIRS = ("softmax", "gfsa")  # whose scores have a bias in graph regression
 WITHOUT_STRUCTURE = ("deep_multisets", "molecular_fingerprint")  # no node sees another
 # Defaults of the options of all recipes on graphs, and of those that classify graphs.

@@ -23,7 +23,7 @@ from keras_graphattn.layers import (
 )
 from keras_graphattn.masks import RandomWalk
 from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
-from recipes.common.command.options import WITHOUT_STRUCTURE
+from recipes.common.command.options import OF_WALKS, WITHOUT_STRUCTURE
 from recipes.common.data.graphs import batches_of_parts
 from recipes.common.training.graph_layers import (
     GraphAttention,
@@ -40,16 +40,9 @@ from recipes.common.training.runs import Training
 Tensor = Any
 
 NEEDED = {
-    "gcn": ("edges",),
-    "sgc": ("edges",),
-    "gat": ("edges",),
-    "gin": ("edges",),
-    "edges": ("edges",),
-    "graph_kernel": ("walks",),
-    "dynamic_graph_kernel": ("walks",),
-    "graph_masked_kernel": ("walks",),
-    "deep_multisets": (),
-    "molecular_fingerprint": (),
+    **dict.fromkeys(("gcn", "sgc", "gat", "gin", "edges"), ("edges",)),
+    **dict.fromkeys(OF_WALKS, ("walks",)),
+    **dict.fromkeys(WITHOUT_STRUCTURE, ()),
 }
 POOLINGS = {"mean": GraphMeanPooling, "sum": GraphSumPooling, "max": GraphMaxPooling}
 MOMENTUM = 0.9  # of the means that normalisation takes outside of training, at least
