@@ -139,6 +139,11 @@ _ALL = (
         options=("coefficient_dropout",),
     ),
     Attention(
+        *("factored_graph_kernel", "GKAT, random features", "#cab2d6"),
+        "recipes.common.training.graphs:factored_graph_kernel",
+        options=("feature_map",),
+    ),
+    Attention(
         *("dynamic_graph_kernel", "GKAT, dynamic walks", "#b15928"),
         "recipes.common.training.graphs:dynamic_graph_kernel",
         options=("coefficient_dropout",),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recipes.common.attentions import Settings
+from recipes.common.command.effects import Effect, Except
 from recipes.common.command.options import add_published
 from recipes.common.command.parsing import at_least, number_in, run_program
 from recipes.common.output.notes import absent_note, settings_note
@@ -25,6 +26,7 @@ PUBLISHED = {
     "attention": list(REPORTED),
     "train_examples": 2 * 768,
     "evaluation_examples": 2 * 256,
+    "base_nodes": 100,
     "epochs": 500,
     "patience": 80,
     "batch_size": 128,
@@ -75,6 +77,7 @@ class MotifDetection(ClassifierOfGraphs):
     training = {"epochs": 20, "patience": None, "batch_size": 32, "learning_rate": 5e-3, "ema": 0.0}
     sizes = {**ClassifierOfGraphs.sizes, "pooling": "mean", "head_dropout": 0.0}
     hints = {"patience": "all"}
+    effects = (Effect("base_nodes", task=Except("induced_cycle")),)
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--task", choices=TASKS, default="caveman", help="the motif, or long cycles in trees")
@@ -85,6 +88,8 @@ class MotifDetection(ClassifierOfGraphs):
             default=512,
             help="graphs to validate on, and as many to test on; an even number",
         )
+        nodes = {"type": at_least(10), "default": 100}
+        add("--base-nodes", **nodes, help="of the random graph that the motif stands in")
         penalty = {"type": number_in(0.0, 1.0), "default": 0.0}
         add("--penalty", help="on the squares of all weights [0]", **penalty)
         add_published(add, "the paper's graphs, models and training of --task")

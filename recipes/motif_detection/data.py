@@ -1,11 +1,12 @@
 """Random graphs with and without a motif, and trees with a long or a short cycle.
 
 A graph with a motif is an Erdos-Renyi graph of 100 nodes and the motif, of 20 nodes, joined by 30
-random edges. A graph without a motif has as many nodes and edges, drawn with equal probabilities.
-In a tree with a long cycle, the two leaves that are farthest apart are joined. In the same tree
-without a long cycle, two random leaves are joined whose distance is at most half of that. So
-numbers of nodes and edges do not distinguish the classes, and in trees degrees do not either. The
-only feature of a node is its degree, as a one-hot row.
+random edges. With more nodes (`--base-nodes`), their mean degree stays. A graph without a motif has
+as many nodes and edges, drawn with equal probabilities. In a tree with a long cycle, the two leaves
+that are farthest apart are joined. In the same tree without a long cycle, two random leaves are
+joined whose distance is at most half of that. So numbers of nodes and edges do not distinguish the
+classes, and in trees degrees do not either. The only feature of a node is its degree, as a one-hot
+row.
 
 With `--published` or `--released`, graphs are those of the paper. The motif has 9 or 10 nodes; each
 pair of a node of the Erdos-Renyi graph and one of the motif is joined with a small probability, and
@@ -28,7 +29,8 @@ from recipes.common.command.parsing import UsageError
 from recipes.common.data.graphs import GraphProblem
 
 NODES, MOTIF_NODES, JOINS = 100, 20, 30
-EDGE_PROBABILITY = 0.05
+TREE_NODES = 50
+EDGE_PROBABILITY = 0.05  # of NODES nodes
 LARGEST_DEGREE = 12  # larger ones count as this
 PUBLISHED_JOIN = 0.004  # the probability of an edge between the two graphs
 LARGEST_DEGREES = 5  # of neighbours, as features
@@ -45,32 +47,33 @@ def load(options: argparse.Namespace) -> GraphProblem:
             "--train-examples and --evaluation-examples must be even: half of the graphs are of "
             f"either class; they are {sizes[0]} and {sizes[1]}"
         )
+    published = options.published or options.released
     splits = (
-        generate(
-            options.task, size, [options.data_seed, number], options.published or options.released
-        )
+        generate(options.task, size, [options.data_seed, number], published, options.base_nodes)
         for number, size in enumerate(sizes)
     )
     has = "long cycle" if options.task == "induced_cycle" else options.task
     return GraphProblem(options.task, [f"no {has}", has], *splits)
 
 
-def generate(task: str, count: int, seed: int | list[int], published: bool = False) -> list[Graph]:
+def generate(
+    task: str, count: int, seed: int | list[int], published: bool = False, base_nodes: int = NODES
+) -> list[Graph]:
     """Makes graphs of a task from a seed; graphs with odd numbers have the motif.
 
     The number of graphs is even: each pair has as many nodes and, but for published ones, as many
-    edges.
+    edges. `base_nodes` are those of the Erdos-Renyi graph.
     """
     random = np.random.default_rng(seed)
     graphs = []
     for _ in range(count // 2):
         if task == "induced_cycle":
-            *pair, nodes = cycles_in_tree(random, NODES // 2)
+            *pair, nodes = cycles_in_tree(random, TREE_NODES)
         elif published:
-            *pair, nodes = published_pair(random, task)
+            *pair, nodes = published_pair(random, task, base_nodes)
         else:
-            nodes = NODES + MOTIF_NODES
-            with_motif = planted(random, MOTIFS[task])
+            nodes = base_nodes + MOTIF_NODES
+            with_motif = planted(random, MOTIFS[task], base_nodes)
             pair = [uniform_edges(random, nodes, len(with_motif)), with_motif]
         features = one_hot_degrees
         if published:
@@ -81,41 +84,50 @@ def generate(task: str, count: int, seed: int | list[int], published: bool = Fal
     return graphs
 
 
-def planted(random: np.random.Generator, motif: Edges) -> Edges:
+def planted(random: np.random.Generator, motif: Edges, nodes: int = NODES) -> Edges:
     """An Erdos-Renyi graph with a motif on the last nodes, joined by random edges."""
-    base = erdos_renyi(random, EDGE_PROBABILITY)
-    return joined(base, motif, random.choice(NODES * MOTIF_NODES, JOINS, replace=False))
+    base = erdos_renyi(random, nodes, EDGE_PROBABILITY)
+    joins = random.choice(nodes * MOTIF_NODES, JOINS, replace=False)
+    return joined(base, motif, joins, nodes, MOTIF_NODES)
 
 
-def published_pair(random: np.random.Generator, task: str) -> tuple[Edges, Edges, int]:
+def published_pair(
+    random: np.random.Generator, task: str, nodes: int = NODES
+) -> tuple[Edges, Edges, int]:
     """A graph without the motif and one with it, on one Erdos-Renyi graph; and their size."""
     motif, probability = PUBLISHED_MOTIFS[task]
     size = 1 + max(map(max, motif))
-    base, graphs = erdos_renyi(random, probability), []
+    base, graphs = erdos_renyi(random, nodes, probability), []
     for added in (uniform_edges(random, size, len(motif)), motif):
-        joins = np.flatnonzero(random.random(NODES * size) < PUBLISHED_JOIN)
+        joins = np.flatnonzero(random.random(nodes * size) < PUBLISHED_JOIN * NODES / nodes)
         if not len(joins):
-            joins = random.integers(NODES * size, size=1)
-        graphs.append(joined(base, added, joins, size))
-    return *graphs, NODES + size
+            joins = random.integers(nodes * size, size=1)
+        graphs.append(joined(base, added, joins, nodes, size))
+    return *graphs, nodes + size
 
 
-def erdos_renyi(random: np.random.Generator, probability: float) -> Edges:
-    """Each pair of nodes with a probability."""
-    pairs = np.stack(np.triu_indices(NODES, 1), axis=1)
-    return [*map(tuple, pairs[random.random(len(pairs)) < probability].tolist())]
+def erdos_renyi(random: np.random.Generator, nodes: int, probability: float) -> Edges:
+    """Each pair of nodes with a probability, which is that for `NODES` nodes."""
+    probability, edges = probability * NODES / nodes, []
+    for node in range(nodes - 1):
+        others = 1 + node + np.flatnonzero(random.random(nodes - 1 - node) < probability)
+        edges += [(node, other) for other in others.tolist()]
+    return edges
 
 
-def joined(base: Edges, added: Edges, joins: np.ndarray, size: int = MOTIF_NODES) -> Edges:
+def joined(base: Edges, added: Edges, joins: np.ndarray, nodes: int, size: int) -> Edges:
     """The base and, on the nodes after it, a graph of a size; `joins` are numbers of pairs."""
-    between = [(int(j // size), int(NODES + j % size)) for j in joins]
-    return [*base, *((u + NODES, v + NODES) for u, v in added), *between]
+    between = [(int(j // size), int(nodes + j % size)) for j in joins]
+    return [*base, *((u + nodes, v + nodes) for u, v in added), *between]
 
 
 def uniform_edges(random: np.random.Generator, nodes: int, count: int) -> Edges:
     """Draws different edges with equal probabilities."""
-    pairs = np.stack(np.triu_indices(nodes, 1), axis=1)
-    return [*map(tuple, pairs[random.choice(len(pairs), count, replace=False)].tolist())]
+    ends = np.cumsum(np.arange(nodes - 1, 0, -1))  # pairs of a node and later ones, row by row
+    numbers = random.choice(int(ends[-1]), count, replace=False)
+    rows = np.searchsorted(ends, numbers, side="right")
+    columns = nodes + numbers - ends[rows]
+    return [*zip(rows.tolist(), columns.tolist(), strict=True)]
 
 
 def cycles_in_tree(random: np.random.Generator, nodes: int) -> tuple[Edges, Edges, int]:
@@ -212,9 +224,11 @@ def standardised_degree(_: np.ndarray, degrees: np.ndarray) -> np.ndarray:
 
 def largest_of_neighbours(edges: np.ndarray, degrees: np.ndarray) -> np.ndarray:
     """The largest degrees of each node's neighbours, with zeros behind: (nodes, 5)."""
+    node, neighbour = np.concatenate([edges, edges[:, ::-1]]).T
+    order = np.lexsort((-degrees[neighbour], node))
+    node, neighbour = node[order], neighbour[order]
+    place = np.arange(len(node)) - (np.cumsum(degrees) - degrees)[node]
+    kept = place < LARGEST_DEGREES
     features = np.zeros((len(degrees), LARGEST_DEGREES))
-    for node, row in enumerate(features):
-        neighbours = edges[:, ::-1][edges == node]
-        largest = np.sort(degrees[neighbours])[::-1][:LARGEST_DEGREES]
-        row[: len(largest)] = largest
+    features[node[kept], place[kept]] = degrees[neighbour[kept]]
     return features

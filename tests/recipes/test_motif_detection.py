@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import keras
@@ -35,22 +36,36 @@ def test_motifs_are_those_of_networkx(name):
     assert set(TASKS) == {*NETWORKX, "induced_cycle"} == set(data.TASKS)
 
 
-def test_graphs_with_a_motif_have_it_and_the_others_match_them_in_size():
+@pytest.mark.parametrize("base", [100, 400])
+def test_graphs_with_a_motif_have_it_and_the_others_match_them_in_size(base):
     random = np.random.default_rng(0)
-    edges = data.planted(random, data.MOTIFS["grid"])
-    whole = Graph(edges, num_nodes=120)
+    edges = data.planted(random, data.MOTIFS["grid"], base)
+    whole = Graph(edges, num_nodes=base + 20)
     assert len(whole.edges) == len(edges)
-    inside = (whole.edges >= 100).sum(axis=1)
-    assert sorted(map(tuple, whole.edges[inside == 2] - 100)) == sorted(data.MOTIFS["grid"])
+    inside = (whole.edges >= base).sum(axis=1)
+    assert sorted(map(tuple, whole.edges[inside == 2] - base)) == sorted(data.MOTIFS["grid"])
     assert (inside == 1).sum() == data.JOINS
-    pairs = 100 * 99 / 2
-    spread = np.sqrt(pairs * 0.05 * 0.95)
-    assert abs((inside == 0).sum() - 0.05 * pairs) < 4 * spread
-    graphs = data.generate("grid", 6, seed=1)
+    pairs, probability = base * (base - 1) / 2, 5 / base
+    spread = np.sqrt(pairs * probability * (1 - probability))
+    assert abs((inside == 0).sum() - probability * pairs) < 4 * spread
+    graphs = data.generate("grid", 6, seed=1, base_nodes=base)
     assert labels_of(graphs).tolist() == [0, 1] * 3
     for without, with_motif in zip(graphs[::2], graphs[1::2], strict=True):
-        assert without.num_nodes == with_motif.num_nodes == 120
+        assert without.num_nodes == with_motif.num_nodes == base + 20
         assert len(without.edges) == len(with_motif.edges)
+
+
+def test_each_pair_of_nodes_is_drawn_as_often():
+    random, counts = np.random.default_rng(0), np.zeros((5, 5))
+    for _ in range(600):
+        edges = data.uniform_edges(random, 5, 4)
+        assert len(set(edges)) == 4
+        for u, v in edges:
+            assert 0 <= u < v < 5
+            counts[u, v] += 1
+    drawn = counts[np.triu_indices(5, 1)]  # of 10 pairs, each with a probability of 0.4
+    assert drawn.sum() == 2400
+    assert abs(drawn - 240).max() < 4 * np.sqrt(600 * 0.4 * 0.6)
 
 
 PUBLISHED_NETWORKX = {
@@ -63,30 +78,31 @@ PUBLISHED_NETWORKX = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED_NETWORKX)
-def test_published_graphs_are_those_of_the_paper(name):
+@pytest.mark.parametrize(
+    ("name", "base"), [*((name, 100) for name in PUBLISHED_NETWORKX), ("grid", 400)]
+)
+def test_published_graphs_are_those_of_the_paper(name, base):
     motif, probability = data.PUBLISHED_MOTIFS[name]
     theirs = PUBLISHED_NETWORKX[name]()
     size = theirs.number_of_nodes()
     assert networkx.is_isomorphic(networkx_of(Graph(motif, num_nodes=size)), theirs)
     random, inside, joins = np.random.default_rng(0), [], []
     for _ in range(40):
-        without, with_motif, nodes = data.published_pair(random, name)
-        assert nodes == 100 + size
+        without, with_motif, nodes = data.published_pair(random, name, base)
+        assert nodes == base + size
         parts = [{}, {}]
         for part, edges in zip(parts, (without, with_motif), strict=True):
             ends = np.sort(np.array(edges), axis=1)
             assert len(np.unique(ends, axis=0)) == len(ends)
-            count = (ends >= 100).sum(axis=1)
+            count = (ends >= base).sum(axis=1)
             part |= {number: ends[count == number] for number in range(3)}
             assert len(part[1]) >= 1
             joins.append(len(part[1]))
-        assert sorted(map(tuple, parts[1][2] - 100)) == sorted(map(tuple, np.sort(motif, axis=1)))
+        assert sorted(map(tuple, parts[1][2] - base)) == sorted(map(tuple, np.sort(motif, axis=1)))
         assert len(parts[0][2]) == len(parts[1][2])  # as many edges in the place of the motif
         np.testing.assert_array_equal(parts[0][0], parts[1][0])  # one base graph
         inside.append(len(parts[0][0]))
-    pairs = 100 * 99 / 2
-    assert np.mean(inside) == pytest.approx(probability * pairs, rel=0.1)
+    assert np.mean(inside) == pytest.approx(100 * probability * (base - 1) / 2, rel=0.1)
     assert np.mean(joins) == pytest.approx(0.004 * 100 * size, rel=0.25)
 
 
@@ -134,6 +150,22 @@ def test_features_are_degrees_and_the_seed_makes_the_data():
     np.testing.assert_array_equal(one[1].node_features.argmax(axis=1), np.minimum(degrees, 12))
     np.testing.assert_array_equal(one[1].edges, again[1].edges)
     assert other[1].edges.tolist() != one[1].edges.tolist()
+
+
+RESULTS = {file.name: file for file in Path(data.__file__).parent.glob("results/*.json")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESULTS)
+def test_the_data_of_every_result_can_be_made_again(name):
+    results = json.loads(RESULTS[name].read_text())
+    settings = results["settings"]
+    options = RECIPE.parse([])
+    for key in ("task", "train_examples", "evaluation_examples", "data_seed"):
+        setattr(options, key, settings[key])
+    options.base_nodes = settings.get("base_nodes", 100)
+    options.published = results.get("protocol", "own") != "own"
+    assert data.load(options).digest() == settings["data"]
 
 
 @pytest.mark.slow_on("jax", "tensorflow")

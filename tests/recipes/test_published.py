@@ -163,7 +163,9 @@ def motif_detection_cases():
     options |= {"key_dim": 9, "walks": 50, "walk_length": 4, "linear_head": True}
     units = {"gcn": {"units": 32}, "sgc": {"units": 32}}
     yield "--task grid --published", options, units, []
-    yield "--task grid --published --walks 9", {}, {}, ["walks 9 (published: 50)"]
+    more = "--walks 9 --base-nodes 1000"
+    found = ["base_nodes 1000 (published: 100)", "walks 9 (published: 50)"]
+    yield f"--task grid --published {more}", {"base_nodes": 1000}, {}, found
     released = {**options, "patience": 500, "choose_by": "both"}
     form = {**units, "graph_kernel": {"separate_values": True}}
     yield "--task grid --released", released, form, []

@@ -40,9 +40,10 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "keras_graphattn"
 REMEDIES = ("scaled_high_frequency", "contra_norm")  # against tokens that become alike
 GRAPH_ATTENTIONS = (
     *("softmax", "gfsa", *REMEDIES),
-    *("gcn", "sgc", "gat", "gin", "edges", "graph_kernel", "graph_masked_kernel"),
+    *("gcn", "sgc", "gat", "gin", "edges"),
+    *("graph_kernel", "factored_graph_kernel", "graph_masked_kernel"),
 )
-OF_WALKS = ("graph_kernel", "dynamic_graph_kernel", "graph_masked_kernel")
+OF_WALKS = ("graph_kernel", "factored_graph_kernel", "dynamic_graph_kernel", "graph_masked_kernel")
 ON_PAIRS = ("softmax", "gfsa")  # whose scores have a bias in graph regression
 WITHOUT_STRUCTURE = ("deep_multisets", "molecular_fingerprint")  # no node sees another
 # Defaults of the options of all recipes on graphs, and of those that classify graphs.
@@ -191,7 +192,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mask": {"choices": ("exponential", "none"), "help": "masked_kernel's [exponential]"},
     "feature_map": {
         "choices": NamesIn("keras_graphattn.feature_maps", "FEATURE_MAPS"),
-        "help": "of kernel attention: %(choices)s [relu]",
+        "help": "of kernel attention: %(choices)s [relu; factored_graph_kernel: favor]",
     },
     "landmarks": {
         "type": at_least(1),

@@ -274,6 +274,14 @@ def graph_kernel(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str
     return released(nodes, graph["walks"], graph["node_mask"])
 
 
+def factored_graph_kernel(
+    nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]
+) -> Tensor:
+    """GKAT with random features for exp(S): the walks are applied to signals."""
+    factored = {"feature_map": "favor", **arguments}
+    return _with_walks(GraphKernelAttention, nodes, graph, factored)
+
+
 dynamic_graph_kernel = functools.partial(_with_walks, GraphKernelAttention, dynamic_walks=True)
 graph_masked_kernel = functools.partial(_with_walks, MaskedKernelAttention, path="dense")
 
