@@ -375,7 +375,7 @@ def select(where: Where, paths: Sequence[str]) -> list[int]:
     """
     count, where = len(paths), plain(where)
     if isinstance(where, str):
-        selected = _by_word(where, paths)
+        selected = _by_word(where, paths) if where else []
     else:
         indices: list[Any] = list(where) if isinstance(where, Sequence) else [where]
         if not all(map(is_whole, indices)):

@@ -232,7 +232,7 @@ class Recipe(abc.ABC):
                 f"--heads {heads}"
             )
         if getattr(options, "patience", None) is None:  # nothing ends training early
-            options.patience = options.epochs or math.inf
+            options.patience = options.epochs
         if options.output is None:
             options.output = Path("results") / self.name / self.folder(options)
         return options
@@ -320,7 +320,7 @@ class Recipe(abc.ABC):
         apart = {*_OF_THE_COMMAND, *_OF_THE_FILES, *option_names()}
         values = {name: value for name, value in vars(options).items() if name not in apart}
         return {
-            **{name: None if value == math.inf else value for name, value in values.items()},
+            **values,
             "backend": keras.backend.backend(),
             "data": problem.digest(),
             "filters": self.settings(options),

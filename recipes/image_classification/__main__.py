@@ -144,7 +144,9 @@ class ImageClassification(Recipe):
             add(f"--{name}", action="store_true", help=f"the {whose} training of DeiT, CaiT, Swin")
         # of training
         add("--final-learning-rate", type=share, default=0.0, help="at the end of the cosine")
-        warm_up = f"epochs until the peak of the learning rate [{HINTS['warm_up_epochs']}]"
+        warm_up = (
+            f"epochs to the peak of the learning rate, at most all [{HINTS['warm_up_epochs']}]"
+        )
         add("--warm-up-epochs", type=number_in(0.0, math.inf), help=warm_up)
         add("--label-smoothing", type=share, default=0.0, help="share that all classes get")
         clip = "greatest norm of the gradient [any]"

@@ -46,7 +46,9 @@ def test_where(where, expected):
     assert select(where, PATHS) == expected
 
 
-@pytest.mark.parametrize("where", ["layer_9", [], 5, [-6], "last:6", "last:0", "(", True, [1.5]])
+@pytest.mark.parametrize(
+    "where", ["layer_9", "", [], 5, [-6], "last:6", "last:0", "(", True, [1.5]]
+)
 def test_where_that_selects_nothing_lists_the_paths(where):
     listed = not isinstance(where, bool) and where != [1.5]
     with pytest.raises(ValueError, match=r"layer_0/attention" if listed else "where=") as error:
