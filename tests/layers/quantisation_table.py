@@ -28,7 +28,7 @@ def measured(backend):
 
 def rendered(kept):
     """The Markdown of what is kept."""
-    from tests.layers.quantisation import LIMIT, MODES, ROWS, SENSITIVE, ratios
+    from tests.layers.quantisation import DELTA_NET, LIMIT, MODES, OWN, ROWS, STOCK, ratios
 
     backends = list(kept["keras"])
     ran_on = ", ".join(
@@ -39,16 +39,19 @@ def rendered(kept):
         cells = []
         for mode in MODES:
             measured = [kept["errors"][backend][mode] for backend in backends]
-            own, relative = map(max, zip(*(ratios(**each)[name] for each in measured), strict=True))
-            largest = max(each["errors"][name] for each in measured)
-            cells.append(f"{own:.2f}, {relative:.2f} ({largest:.3f})")
+            ratio = max(ratios(errors)[name] for errors in measured)
+            cells.append(f"{ratio:.2f} ({max(errors[name] for errors in measured):.3f})")
         lines.append(f"| {' | '.join([name, *cells])} |")
+    by_mode = [errors for of_backend in kept["errors"].values() for errors in of_backend.values()]
+    times = [errors[name] / errors[STOCK] for errors in by_mode for name in OWN]
     return TEXT.read_text().format(
         ran_on=ran_on,
         backends=" ".join(backends),
         table="\n".join(lines),
         limit=LIMIT,
-        sensitive=", ".join(SENSITIVE),
+        stock=STOCK,
+        delta_net=DELTA_NET,
+        times=f"{min(times):.1f} to {max(times):.1f}",
     )
 
 
