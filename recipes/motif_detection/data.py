@@ -11,9 +11,10 @@ row.
 With `--published` or `--released`, graphs are those of the paper. The motif has 9 or 10 nodes; each
 pair of a node of the Erdos-Renyi graph and one of the motif is joined with a small probability, and
 at least one pair is. Without the motif, a random graph with as many nodes and edges stands in its
-place. The features of a node are the five largest degrees of its neighbours. The trees are the
-same, and the feature of a node is its degree, less the mean and over the standard deviation in the
-graph.
+place. With `--released`, nodes without an edge are left out of both graphs before they are joined,
+as in the paper's released code. The features of a node are the five largest degrees of its
+neighbours. The trees are the same, and the feature of a node is its degree, less the mean and over
+the standard deviation in the graph.
 
 Source: Choromanski et al., arXiv 2107.07999, Section 5.2; without these options the sizes are ours.
 """
@@ -47,9 +48,9 @@ def load(options: argparse.Namespace) -> GraphProblem:
             "--train-examples and --evaluation-examples must be even: half of the graphs are of "
             f"either class; they are {sizes[0]} and {sizes[1]}"
         )
-    published = options.published or options.released
+    of_paper = "released" if options.released else "published" if options.published else None
     splits = (
-        generate(options.task, size, [options.data_seed, number], published, options.base_nodes)
+        generate(options.task, size, [options.data_seed, number], of_paper, options.base_nodes)
         for number, size in enumerate(sizes)
     )
     has = "long cycle" if options.task == "induced_cycle" else options.task
@@ -57,29 +58,35 @@ def load(options: argparse.Namespace) -> GraphProblem:
 
 
 def generate(
-    task: str, count: int, seed: int | list[int], published: bool = False, base_nodes: int = NODES
+    task: str,
+    count: int,
+    seed: int | list[int],
+    of_paper: str | None = None,
+    base_nodes: int = NODES,
 ) -> list[Graph]:
     """Makes graphs of a task from a seed; graphs with odd numbers have the motif.
 
-    The number of graphs is even: each pair has as many nodes and, but for published ones, as many
-    edges. `base_nodes` are those of the Erdos-Renyi graph.
+    The number of graphs is even: each pair has as many nodes and edges, but for graphs `of_paper`,
+    which are "published" or "released". `base_nodes` are those of the Erdos-Renyi graph.
     """
     random = np.random.default_rng(seed)
     graphs = []
     for _ in range(count // 2):
         if task == "induced_cycle":
             *pair, nodes = cycles_in_tree(random, TREE_NODES)
-        elif published:
-            *pair, nodes = published_pair(random, task, base_nodes)
+            sizes = [nodes, nodes]
+        elif of_paper:
+            pair, sizes = published_pair(random, task, base_nodes, of_paper == "released")
         else:
             nodes = base_nodes + MOTIF_NODES
             with_motif = planted(random, MOTIFS[task], base_nodes)
-            pair = [uniform_edges(random, nodes, len(with_motif)), with_motif]
+            pair, sizes = [uniform_edges(random, nodes, len(with_motif)), with_motif], [nodes] * 2
         features = one_hot_degrees
-        if published:
+        if of_paper:
             features = standardised_degree if task == "induced_cycle" else largest_of_neighbours
         graphs += [
-            _graph(random, edges, nodes, label, features) for label, edges in enumerate(pair)
+            _graph(random, edges, nodes, label, features)
+            for label, (edges, nodes) in enumerate(zip(pair, sizes, strict=True))
         ]
     return graphs
 
@@ -92,18 +99,33 @@ def planted(random: np.random.Generator, motif: Edges, nodes: int = NODES) -> Ed
 
 
 def published_pair(
-    random: np.random.Generator, task: str, nodes: int = NODES
-) -> tuple[Edges, Edges, int]:
-    """A graph without the motif and one with it, on one Erdos-Renyi graph; and their size."""
+    random: np.random.Generator, task: str, nodes: int = NODES, released: bool = False
+) -> tuple[list[Edges], list[int]]:
+    """A graph without the motif and one with it, on one Erdos-Renyi graph; and their sizes.
+
+    Of the released ones, nodes without an edge are left out before the graphs are joined.
+    """
     motif, probability = PUBLISHED_MOTIFS[task]
     size = 1 + max(map(max, motif))
-    base, graphs = erdos_renyi(random, nodes, probability), []
+    base, graphs, sizes = erdos_renyi(random, nodes, probability), [], []
+    join = PUBLISHED_JOIN * NODES / nodes
+    if released:
+        base, nodes = without_isolated(base)
     for added in (uniform_edges(random, size, len(motif)), motif):
-        joins = np.flatnonzero(random.random(nodes * size) < PUBLISHED_JOIN * NODES / nodes)
+        if released:
+            added, size = without_isolated(added)
+        joins = np.flatnonzero(random.random(nodes * size) < join)
         if not len(joins):
             joins = random.integers(nodes * size, size=1)
         graphs.append(joined(base, added, joins, nodes, size))
-    return *graphs, nodes + size
+        sizes.append(nodes + size)
+    return graphs, sizes
+
+
+def without_isolated(edges: Edges) -> tuple[Edges, int]:
+    """The edges among the nodes that have one, numbered again, and the number of these nodes."""
+    names, numbered = np.unique(edges, return_inverse=True)
+    return [*map(tuple, numbered.reshape((-1, 2)).tolist())], len(names)
 
 
 def erdos_renyi(random: np.random.Generator, nodes: int, probability: float) -> Edges:

@@ -9,7 +9,7 @@ from keras_graphattn.graphs import Graph
 from recipes.common.data.graphs import labels_of
 from recipes.common.training.records import ACCURACY, Run, RunState, table
 from recipes.motif_detection import data
-from recipes.motif_detection.__main__ import RECIPE, TASKS
+from recipes.motif_detection.__main__ import RECIPE, TASKS, validation_note
 from tests.recipes.command_line import run
 
 networkx = pytest.importorskip("networkx")
@@ -88,8 +88,8 @@ def test_published_graphs_are_those_of_the_paper(name, base):
     assert networkx.is_isomorphic(networkx_of(Graph(motif, num_nodes=size)), theirs)
     random, inside, joins = np.random.default_rng(0), [], []
     for _ in range(40):
-        without, with_motif, nodes = data.published_pair(random, name, base)
-        assert nodes == base + size
+        (without, with_motif), sizes = data.published_pair(random, name, base)
+        assert sizes == [base + size] * 2
         parts = [{}, {}]
         for part, edges in zip(parts, (without, with_motif), strict=True):
             ends = np.sort(np.array(edges), axis=1)
@@ -106,8 +106,28 @@ def test_published_graphs_are_those_of_the_paper(name, base):
     assert np.mean(joins) == pytest.approx(0.004 * 100 * size, rel=0.25)
 
 
+def test_released_graphs_have_no_node_without_an_edge():
+    """The paper's code leaves them out of both graphs, before it joins the two."""
+    random = np.random.default_rng(0)
+    motif, probability = data.PUBLISHED_MOTIFS["ladder"]
+    left_out, joins = [], []
+    for _ in range(60):
+        (without, with_motif), sizes = data.published_pair(random, "ladder", released=True)
+        base = sizes[1] - 10
+        left_out.append(100 - base)
+        for edges, nodes in zip((without, with_motif), sizes, strict=True):
+            inside = (np.sort(edges, axis=1) >= base).sum(axis=1)
+            assert set(np.ravel(edges)) == set(range(nodes))
+            assert set(np.ravel(np.array(edges)[inside == 0])) == set(range(base))
+            assert set(np.ravel(np.array(edges)[inside == 2])) == set(range(base, nodes))
+            assert (inside == 2).sum() == len(motif)
+            joins.append((inside == 1).sum())
+    assert np.mean(left_out) == pytest.approx(100 * (1 - probability) ** 99, rel=0.15)
+    assert np.mean(joins) == pytest.approx(0.004 * 93 * 9.8, rel=0.15)
+
+
 def test_published_features_are_the_largest_degrees_of_neighbours():
-    graphs = data.generate("caveman", 4, 0, published=True)
+    graphs = data.generate("caveman", 4, 0, "published")
     assert labels_of(graphs).tolist() == [0, 1] * 2
     for graph in graphs:
         copy = networkx_of(graph)
@@ -119,7 +139,7 @@ def test_published_features_are_the_largest_degrees_of_neighbours():
 
 def test_published_trees_have_one_standardised_degree():
     own = data.generate("induced_cycle", 4, seed=3)
-    for graph, usual in zip(data.generate("induced_cycle", 4, 3, published=True), own, strict=True):
+    for graph, usual in zip(data.generate("induced_cycle", 4, 3, "published"), own, strict=True):
         np.testing.assert_array_equal(graph.edges, usual.edges)
         degrees = np.bincount(usual.edges.ravel(), minlength=50)
         standardised = (degrees - 2) / np.sqrt(np.mean((degrees - 2) ** 2))
@@ -164,7 +184,8 @@ def test_the_data_of_every_result_can_be_made_again(name):
     for key in ("task", "train_examples", "evaluation_examples", "data_seed"):
         setattr(options, key, settings[key])
     options.base_nodes = settings.get("base_nodes", 100)
-    options.published = results.get("protocol", "own") != "own"
+    protocol = results.get("protocol", "own")
+    options.published, options.released = (protocol == name for name in ("published", "released"))
     assert data.load(options).digest() == settings["data"]
 
 
@@ -188,6 +209,12 @@ def timed_run(attention, seed, accuracies, seconds):
         metrics |= {"val_cross_entropy": 1.0, "test_cross_entropy": 1.0}
         state.add(metrics, ACCURACY)
     return Run(attention, seed, Path(), state, 10, [])
+
+
+def test_the_note_has_the_mean_accuracy_on_the_graphs_that_choose_the_epoch():
+    pairs = [("gcn", 0.5), ("graph_kernel", 0.7), ("gcn", 0.6)]
+    runs = [{"attention": name, "validation_accuracy": value} for name, value in pairs]
+    assert validation_note({"runs": runs}).endswith("reports: GCN 0.550, GKAT 0.700.")
 
 
 def test_accuracy_within_the_time_of_gkat_is_that_of_the_epoch_chosen_until_then():

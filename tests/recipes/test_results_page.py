@@ -7,6 +7,7 @@ import pytest
 import scipy.stats
 
 from recipes import results
+from recipes.common.attentions import label
 from recipes.results import Difference, Results
 
 FILES = results.all_results()
@@ -24,6 +25,18 @@ def test_each_file_has_its_command_and_its_means(file):
         mean = row[f"test_{file.metric}_mean"]
         assert len(values) == row.get("folds", row["seeds"])
         assert statistics.fmean(values) == pytest.approx(mean)
+
+
+def test_motifs_have_the_accuracy_that_their_papers_code_reports():
+    names = {file.name for file in FILES} & set(results.PUBLISHED_MOTIFS)
+    assert len(names) == 6
+    for file in FILES:
+        (heads, *_), rows = file.section().split("\n| attention")[1:], list(file.rows())
+        assert ("on validation data" in heads) == (file.name in names)
+        for cells in rows if file.name in names else ():
+            runs = [run for run in file.content["runs"] if label(run["attention"]) == cells[0]]
+            mean = statistics.fmean(run["validation_accuracy"] for run in runs)
+            assert cells[3].startswith(f"{mean:.3f}")
 
 
 def test_intervals_are_those_of_a_paired_t_test():
