@@ -22,18 +22,11 @@ HEADS, SIZE, WIDE, CHANNELS, TOKENS = 3, 4, 6, 10, 71  # more than a chunk of 64
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
 
 
-LAYERS = {
-    "ours": lambda: GatedDeltaRule(HEADS, SIZE, WIDE, use_bias=False),
-    "theirs": lambda: Qwen3_5GatedDeltaNet(
-        CHANNELS, HEADS, HEADS, SIZE, WIDE, layer_norm_epsilon=EPSILON
-    ),
-}
-
-
 @pytest.fixture(scope="module")
 def layers():
     """Our layer, and that of KerasHub with the same weights."""
-    ours, theirs = (make() for make in LAYERS.values())
+    ours = GatedDeltaRule(HEADS, SIZE, WIDE, use_bias=False)
+    theirs = Qwen3_5GatedDeltaNet(CHANNELS, HEADS, HEADS, SIZE, WIDE, layer_norm_epsilon=EPSILON)
     for layer in (ours, theirs):
         layer.build((None, None, CHANNELS))
     randomise(ours)
