@@ -155,14 +155,14 @@ class MotifDetection(ClassifierOfGraphs):
 
 
 def validation_note(results: dict[str, Any]) -> str:
-    """The accuracies on the graphs that choose the epoch, which the paper's code reports."""
+    """The accuracies on the graphs that choose the epoch, which the paper's code computes."""
     found = []
     for name in dict.fromkeys(run["attention"] for run in results["runs"]):
         runs = [run for run in results["runs"] if run["attention"] == name]
         mean = statistics.fmean(run["validation_accuracy"] for run in runs)
         found.append(f"{label(name)} {mean:.3f}")
     listed = ", ".join(found)
-    return f"on the graphs that choose the epoch, as the paper's released code reports: {listed}."
+    return f"on the graphs that choose the epoch, as the paper's released code computes: {listed}."
 
 
 RECIPE = MotifDetection()

@@ -214,7 +214,7 @@ def timed_run(attention, seed, accuracies, seconds):
 def test_the_note_has_the_mean_accuracy_on_the_graphs_that_choose_the_epoch():
     pairs = [("gcn", 0.5), ("graph_kernel", 0.7), ("gcn", 0.6)]
     runs = [{"attention": name, "validation_accuracy": value} for name, value in pairs]
-    assert validation_note({"runs": runs}).endswith("reports: GCN 0.550, GKAT 0.700.")
+    assert validation_note({"runs": runs}).endswith("computes: GCN 0.550, GKAT 0.700.")
 
 
 def test_accuracy_within_the_time_of_gkat_is_that_of_the_epoch_chosen_until_then():

@@ -27,7 +27,7 @@ def test_each_file_has_its_command_and_its_means(file):
         assert statistics.fmean(values) == pytest.approx(mean)
 
 
-def test_motifs_have_the_accuracy_that_their_papers_code_reports():
+def test_motifs_have_the_accuracy_that_their_papers_code_computes():
     names = {file.name for file in FILES} & set(results.PUBLISHED_MOTIFS)
     assert len(names) == 6
     for file in FILES:
