@@ -7,11 +7,13 @@ from keras_hub.src.models.qwen3_5.qwen3_5_gated_delta_net import Qwen3_5GatedDel
 
 from keras_graphattn.layers import GatedDeltaRule
 from keras_graphattn.layers.gated_delta_rule import EPSILON
+from tests.layers.quantisation import MODES, quantised
 from tests.numerics import (
     assert_all_close,
     assert_close,
     called_with,
     randomise,
+    relative_rms,
     short_name,
     to_numpy,
     value_and_gradients,
@@ -22,7 +24,7 @@ HEADS, SIZE, WIDE, CHANNELS, TOKENS = 3, 4, 6, 10, 71  # more than a chunk of 64
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def layers():
     """Our layer, and that of KerasHub with the same weights."""
     ours = GatedDeltaRule(HEADS, SIZE, WIDE, use_bias=False)
@@ -92,3 +94,16 @@ def test_a_prompt_and_the_tokens_after_it(layers):
         expected, cache = theirs(new, cache=cache, cache_update_index=start)
         assert_close(to_numpy(outputs), to_numpy(expected), 1e-5)
     assert_close(to_numpy(state.sums), to_numpy(cache[1]), 1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_quantised_in_the_same_way_both_have_the_same_error(layers, mode):
+    tokens, errors = tokens_of(9), []
+    for layer in layers:
+        start = keras.Input((9, CHANNELS))
+        model = keras.Model(start, layer(start))
+        exact = to_numpy(model(tokens))
+        outputs = to_numpy(quantised(model, tokens, mode)(tokens))
+        errors.append(relative_rms(outputs, exact))
+    assert errors[0] > 1e-3
+    assert errors[0] == pytest.approx(errors[1], rel=1e-3)
