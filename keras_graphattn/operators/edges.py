@@ -69,6 +69,7 @@ class EdgeOperator(Operator):
         scale: Factor of the scores; 1 / sqrt(H) by default.
         factors: Optional factors of the products, (B or 1, E, N, H). The score of an edge is then
             sum_h q_th k_sh factor_h * scale.
+        edge_weights: Optional positive numbers (B or 1, E), by which exp(score) is multiplied.
         virtual: Optional virtual nodes; they take part in the softmax of each node.
         queries: Optional booleans (B, T); `False` marks rows that see nothing.
         keys: Optional booleans (B, T); `False` marks columns that nobody sees.
@@ -94,6 +95,7 @@ class EdgeOperator(Operator):
         *,
         scale: float | None = None,
         factors: Float[Tensor, "B? E N H"] | None = None,
+        edge_weights: Float[Tensor, "B? E"] | None = None,
         virtual: VirtualNodes | None = None,
         queries: Bool[Tensor, "B T"] | None = None,
         keys: Bool[Tensor, "B T"] | None = None,
@@ -105,6 +107,12 @@ class EdgeOperator(Operator):
         self.sources, self.targets = self._ends(ops.cast(edges, "int32"), queries, keys)
         query, key = (at_least_float32(x) for x in score_operands(query, key, scale))
         scores = self._scores(self._rows(query), self._rows(key), factors)
+        if edge_weights is not None:
+            edge_weights = ops.broadcast_to(edge_weights, (self.batch, ops.shape(edge_weights)[-1]))
+            edge_weights = ops.reshape(ops.cast(edge_weights, scores.dtype), (-1, 1))
+            is_edge = (self.targets < size_tensor(self.count, "int32"))[:, None]
+            one = ops.cast(1.0, scores.dtype)
+            scores = scores + ops.log(ops.where(is_edge, edge_weights, one))
         top = largest_rows(scores, self.targets, self.count + 1)  # (R, N)
         self.relay: tuple[Tensor, Tensor] | None = None
         if virtual is None:

@@ -5,7 +5,7 @@ from keras import layers
 
 from keras_graphattn.graphs import GraphBatches
 from recipes.common.attentions import Trial
-from recipes.common.data.graphs import batches_of
+from recipes.common.data.graphs import batches_of, joined_by_walks
 from recipes.common.training.graphs import encodings, inputs_of, penalise, symbolic_inputs
 from recipes.common.training.layers import dropout, probabilities
 from recipes.common.training.measures import loss_and_metrics
@@ -28,10 +28,10 @@ def prepare(trial: Trial) -> Training:
 def build(trial: Trial) -> keras.Model:
     """A Functional classifier of the nodes of a graph.
 
-    Its inputs are those of `inputs_of`; its output is `probabilities` (B, T, classes). Without
+    Its inputs are those of `_inputs`; its output is `probabilities` (B, T, classes). Without
     `options.head`, the last attention gives the logits.
     """
-    inputs, classes = symbolic_inputs(trial), len(trial.problem.classes)
+    inputs, classes = symbolic_inputs(trial, _inputs(trial)), len(trial.problem.classes)
     if trial.options.head:
         nodes = encodings(trial, inputs)[-1]
         nodes = dropout(trial.options.dropout, trial.seed, "head_dropout")(nodes)
@@ -44,6 +44,18 @@ def build(trial: Trial) -> keras.Model:
 
 def _batch(trial: Trial, part: str, seed: int | None) -> GraphBatches:
     """The graph as a batch of one, in which only the labels of a part have a weight."""
-    problem = trial.problem
-    more = {"sizes": [problem.graph.num_nodes], "seed": seed, "node_labels": True}
-    return batches_of([problem.only(part)], inputs_of(trial.attention), trial.options, **more)
+    inputs, graph = _inputs(trial), trial.problem.only(part)
+    if "edge_weights" in inputs:
+        graph = joined_by_walks(graph, trial.options)
+    more = {"sizes": [graph.num_nodes], "seed": seed, "node_labels": True}
+    return batches_of([graph], inputs, trial.options, **more)
+
+
+def _inputs(trial: Trial) -> tuple[str, ...]:
+    """Those of `inputs_of`; for GKAT in its authors' form, the pairs that walks join.
+
+    With large graphs, most pairs of nodes have the kernel 0.
+    """
+    if trial.attention == "graph_kernel" and "value_dropout" in trial.settings:
+        return ("nodes", "node_mask", "edges", "edge_weights")
+    return inputs_of(trial.attention)

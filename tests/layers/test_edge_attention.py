@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import scipy.sparse.linalg
+import torch
 from keras import ops
 
 from keras_graphattn.graphs import Graph
@@ -14,7 +15,16 @@ from keras_graphattn.operators import EdgeOperator
 from tests.call_inputs import BAD, BATCH, LENGTH, WRONG
 from tests.layers.capabilities import chain
 from tests.layers.twins import EDGES, FEATURES, built, tokens
-from tests.numerics import BACKEND, assert_close, differentiated, randomise, to_numpy
+from tests.numerics import (
+    BACKEND,
+    assert_all_close,
+    assert_close,
+    differentiated,
+    randomise,
+    reference_value_and_gradients,
+    to_numpy,
+    value_and_gradients,
+)
 from tests.tensor_sizes import largest_tensor
 
 pytestmark = pytest.mark.slow_on("jax")
@@ -163,6 +173,37 @@ def test_distant_nodes_reach_each_other():
     assert moved() == moved(filter="chebyshev") == 0.0
     assert moved(num_virtual_nodes=1) > 0.0
     assert moved(expander_degree=4, filter="monomial", order=8) > 0.0
+
+
+@pytest.mark.parametrize("size", [1.0, 1e15])
+def test_weights_of_edges_are_factors_of_the_exponentials(size):
+    generator, length = np.random.default_rng(0), 5
+    query, key, x = generator.normal(size=(3, 2, length, 3, 4)).astype("float32")
+    edges = np.stack([np.argwhere(generator.random((length, length)) < 0.6)[:9] for _ in range(2)])
+    weights = size * generator.uniform(0.1, 2.0, edges.shape[:2]).astype("float32")
+    padded = np.pad(edges, ((0, 0), (0, 1), (0, 0)), constant_values=-1)
+    unread = np.pad(weights, ((0, 0), (0, 1)), constant_values=np.nan)
+
+    def outputs(query, key, x, weights):
+        operator = EdgeOperator(query, key, padded, edge_weights=weights)
+        return operator.finished(operator(x))
+
+    def naive(query, key, x, weights):
+        matrix = torch.zeros((2, length, length), dtype=torch.float64)
+        for example, edge in np.ndindex(2, edges.shape[1]):
+            source, target = edges[example, edge]
+            matrix[example, target, source] = weights[example, edge]
+        scores = torch.einsum("btnh,bsnh->bnts", query, key) / 2.0
+        matrix = matrix[:, None] * torch.exp(scores)
+        matrix = matrix / torch.clip(matrix.sum(-1, keepdim=True), min=1e-30)
+        return torch.einsum("bnts,bsnh->btnh", matrix, x)
+
+    value, gradients = value_and_gradients(outputs, query, key, x, unread)
+    expected, expected_gradients = reference_value_and_gradients(naive, query, key, x, weights)
+    assert_close(value, expected, 1e-5)
+    np.testing.assert_array_equal(gradients[3][:, -1], 0.0)
+    gradients[3], expected_gradients[3] = gradients[3][:, :-1] * size, expected_gradients[3] * size
+    assert_all_close(gradients, expected_gradients, 1e-5)
 
 
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="tensors are counted on jax and torch")

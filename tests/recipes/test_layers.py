@@ -196,8 +196,8 @@ class Case(NamedTuple):
     others: tuple[np.ndarray, ...] = ()  # of the layer's call only
 
 
-def released_gkat_formula(x, weights):
-    """The authors' lines: exp(logits) times the cosines of the counts, over their sums."""
+def cosines_of_walks():
+    """The cosines of the counts of WALKS, (B, T, T); 0 for padding."""
     counts = np.zeros((len(GRAPHS), LENGTH, LENGTH))
     for example, node, walk, step in np.ndindex(WALKS.shape):
         if (seen := WALKS[example, node, walk, step]) >= 0:
@@ -205,7 +205,24 @@ def released_gkat_formula(x, weights):
     products = counts @ counts.swapaxes(1, 2)
     squares = np.einsum("bii->bi", products)
     squares = np.where(squares > 0.0, squares, 1.0)
-    cosines = torch.tensor(products / np.sqrt(squares[:, :, None] * squares[:, None]))
+    return products / np.sqrt(squares[:, :, None] * squares[:, None])
+
+
+def pairs_of_walks():
+    """The pairs of nodes with a cosine above 0, (B, E, 2), and their cosines, (B, E)."""
+    cosines = cosines_of_walks()
+    found = [np.argwhere(np.triu(one, k=1) > 0.0) for one in cosines]
+    most = max(len(pairs) for pairs in found) + 1
+    pairs, weights = np.full((len(found), most, 2), -1, "int32"), np.ones((len(found), most))
+    for number, (one, of_graph) in enumerate(zip(cosines, found, strict=True)):
+        pairs[number, : len(of_graph)] = of_graph
+        weights[number, : len(of_graph)] = one[tuple(of_graph.T)]
+    return pairs, weights.astype("float32")
+
+
+def released_gkat_formula(x, weights):
+    """The authors' lines: exp(logits) times the cosines of the counts, over their sums."""
+    cosines = torch.tensor(cosines_of_walks())
     parts = {
         name: torch.einsum("btd,dnh->bnth", x, weight)
         for name, weight in weights.items()
@@ -244,9 +261,12 @@ CASES = {
     **{
         f"released_gkat_{name}": Case(
             lambda given=given: ReleasedGraphKernelAttention(HEADS, SIZE, separate_values=given),
-            *(released_gkat_formula, [GRAPH["nodes"]], (WALKS, GRAPH["node_mask"])),
+            *(released_gkat_formula, [GRAPH["nodes"]], (GRAPH["node_mask"], *graph)),
         )
-        for name, given in (("citations", False), ("motifs", True))
+        for name, given, graph in (
+            ("citations", False, (None, *pairs_of_walks())),
+            ("motifs", True, (WALKS,)),
+        )
     },
     **{
         f"talking_{name}": Case(

@@ -4,11 +4,13 @@ import keras
 import numpy as np
 import pytest
 
+from keras_graphattn.masks import RandomWalk
+from recipes.common.data.graphs import joined_by_walks, walks_of
 from recipes.node_classification import data
 from recipes.node_classification.__main__ import RECIPE
 from recipes.node_classification.model import build, prepare
 from tests.graphs.test_readers import ROWS, write_planetoid
-from tests.numerics import to_numpy
+from tests.numerics import assert_close, to_numpy
 from tests.recipes.command_line import assert_one_error_line, results_of
 
 MODEL = (
@@ -128,6 +130,24 @@ def test_the_published_model_is_two_attentions_and_nothing_else(attention, weigh
         assert [(one["num_heads"], one["key_dim"]) for one in configs] == [(8, 8), (1, CLASSES)]
     dynamic = [config.get("dynamic_walks", False) for config in configs]
     assert dynamic == [attention.startswith("dynamic")] * 2
+
+
+def test_the_published_gkat_has_the_kernel_of_the_walks(tmp_path):
+    problem = data.karate_club()
+    options = RECIPE.parse([*CITATIONS, "--walks", "3", "--cache-dir", str(tmp_path)])
+    trial = RECIPE.trial(problem, "graph_kernel", options)
+    training, count = prepare(trial), problem.graph.num_nodes
+    inputs = training.batches[0][0]
+    assert training.model.input.keys() == inputs.keys()
+    (first, second), kernel = inputs["edges"][0].T, np.eye(count)
+    kernel[first, second] = kernel[second, first] = inputs["edge_weights"][0]
+    (walks,) = walks_of([problem.graph], options)
+    mask = RandomWalk(walks=walks)
+    mask.build((None, None, 1, 1))
+    assert_close(kernel, to_numpy(mask.dense(count))[0, 0], 1e-6)
+    assert 0 < len(first) < count * (count - 1) / 2
+    joined = joined_by_walks(problem.only("test"), options)
+    np.testing.assert_array_equal(joined.label, problem.only("test").label)
 
 
 def test_options_replace_published_ones():

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import scipy.sparse
+import scipy.sparse.linalg
 
 from keras_graphattn.graphs import Graph, GraphBatches, precompute
 from recipes.common.command.devices import check_rows
@@ -114,17 +116,37 @@ def batches_of(
 ) -> GraphBatches:
     """Batches with the inputs that a model has.
 
-    Walks are drawn once, by `options.data_seed`, and kept in `options.cache_dir`. `more` are
-    further arguments of `GraphBatches`.
+    Walks are those of `walks_of`. `more` are further arguments of `GraphBatches`.
 
     Raises:
         UsageError: If several devices cannot share the last batch, which has what is left.
     """
     left = len(graphs) % options.batch_size
     check_rows(left, f"the last batch, {left} of {len(graphs)} graphs,", options)
-    arrays = {}
-    if "walks" in inputs:
-        walks = {"num_walks": options.walks, "walk_length": options.walk_length}
-        kept = {"cache_dir": options.cache_dir.expanduser(), "verbose": False}
-        arrays["walks"] = precompute(graphs, "walks", **walks, **kept, seed=options.data_seed)
+    arrays = {"walks": walks_of(graphs, options)} if "walks" in inputs else {}
     return GraphBatches(graphs, options.batch_size, node_arrays=arrays, inputs=inputs, **more)
+
+
+def walks_of(graphs: list[Graph], options: argparse.Namespace) -> list[np.ndarray]:
+    """Walks of each graph, (n, walks, length): drawn once, and kept in `options.cache_dir`."""
+    walks = {"num_walks": options.walks, "walk_length": options.walk_length}
+    kept = {"cache_dir": options.cache_dir.expanduser(), "verbose": False}
+    return precompute(graphs, "walks", **walks, **kept, seed=options.data_seed)
+
+
+def joined_by_walks(graph: Graph, options: argparse.Namespace) -> Graph:
+    """The graph with an edge for each pair of nodes whose walks meet.
+
+    The weight of the edge is the cosine of how often the walks of the two visit each node, which is
+    the entry of the kernel of `masks.RandomWalk`.
+    """
+    (walks,) = walks_of([graph], options)
+    count = graph.num_nodes
+    starts = np.repeat(np.arange(count), walks[0].size)
+    visited = walks.ravel() >= 0
+    places = starts[visited], walks.ravel()[visited]
+    visits = scipy.sparse.csr_array((np.ones(len(places[0])), places), shape=(count, count))
+    visits = visits / scipy.sparse.linalg.norm(visits, axis=1)[:, None]
+    kernel = scipy.sparse.triu(visits @ visits.T, k=1).tocoo()
+    pairs = np.stack([kernel.row, kernel.col], axis=-1)
+    return Graph(pairs, kernel.data, graph.node_features, None, graph.label)

@@ -11,7 +11,7 @@ from keras import layers, ops
 
 from keras_graphattn.masks import RandomWalk
 from keras_graphattn.numerics.segments import add_rows
-from keras_graphattn.operators import WeightedSoftmaxOperator
+from keras_graphattn.operators import EdgeOperator, Operator, WeightedSoftmaxOperator
 
 Tensor = Any
 
@@ -276,6 +276,9 @@ class ReleasedGraphKernelAttention(layers.Layer):
     in the code for citations, where each head has the Glorot start of a matrix of its own. In that
     for motifs, values V = x W'' stand in the place of drop(Q) + b, and all start as torch's Linear.
 
+    M comes from walks, or from the pairs of nodes that walks join: then nothing is computed for
+    other pairs.
+
     Args:
         num_heads: Number of heads.
         key_dim: Width of each head. The heads stand side by side in the result.
@@ -287,8 +290,11 @@ class ReleasedGraphKernelAttention(layers.Layer):
 
     Call arguments:
         nodes: Tensor of shape (B, T, d).
-        walks: Integers of shape (B, T, walks, length), the nodes of each walk.
         node_mask: Booleans (B, T); `False` marks padding.
+        walks: Integers of shape (B, T, walks, length), the nodes of each walk.
+        edges: In place of `walks`, integers of shape (B, E, 2), each pair of two nodes with M > 0
+            once; (-1, -1) is padding. M is 1 between a node and itself.
+        edge_weights: M of these pairs, (B, E).
         training: Whether to apply dropout.
 
     Source: the code of Choromanski et al., arXiv 2107.07999: https://github.com/HL-hanlin/GKAT.
@@ -312,7 +318,7 @@ class ReleasedGraphKernelAttention(layers.Layer):
         self.drop = layers.Dropout(dropout, name="coefficients", **options)
         self.drop_values = layers.Dropout(value_dropout, name="values", **options)
 
-    def build(self, nodes_shape: Any, walks_shape: Any = None, node_mask_shape: Any = None) -> None:
+    def build(self, nodes_shape: Any) -> None:
         width, heads, size = nodes_shape[-1], self.num_heads, self.key_dim
         limit = math.sqrt(1.0 / width if self.separate_values else 6.0 / (width + size))
         start = keras.initializers.RandomUniform(-limit, limit)
@@ -324,18 +330,43 @@ class ReleasedGraphKernelAttention(layers.Layer):
         self.built = True
 
     def call(
-        self, nodes: Tensor, walks: Tensor, node_mask: Tensor, training: bool | None = None
+        self,
+        nodes: Tensor,
+        node_mask: Tensor,
+        walks: Tensor = None,
+        edges: Tensor = None,
+        edge_weights: Tensor = None,
+        training: bool | None = None,
     ) -> Tensor:
         query, key = (_in_heads(nodes, weight) for weight in (self.query, self.key))
         values = _in_heads(nodes, self.value) if self.separate_values else query
-        scores = ops.cast(ops.einsum("btnh,bsnh->bnts", query, key), "float32")
-        operator = WeightedSoftmaxOperator(
-            scores / math.sqrt(self.key_dim),
-            self.mask.dense(ops.shape(nodes)[1], walks=walks),
-            node_mask[:, None, None],
-            dtype=query.dtype,
-            dropout=lambda weights: self.drop(weights, training=training),
-        )
+
+        def drop(weights: Tensor) -> Tensor:
+            return self.drop(weights, training=training)
+
+        operator: Operator
+        if edges is None:
+            scores = ops.cast(ops.einsum("btnh,bsnh->bnts", query, key), "float32")
+            operator = WeightedSoftmaxOperator(
+                scores / math.sqrt(self.key_dim),
+                self.mask.dense(ops.shape(nodes)[1], walks=walks),
+                node_mask[:, None, None],
+                dtype=query.dtype,
+                dropout=drop,
+            )
+        else:
+            own = ops.stack([ops.arange(ops.shape(nodes)[1], dtype="int32")] * 2, axis=-1)[None]
+            own = own + ops.zeros_like(edges[:, :1])  # (B, T, 2)
+            both = [edges, ops.flip(edges, axis=-1), own]
+            ones = ops.ones_like(own[..., 0], dtype="float32")
+            operator = EdgeOperator(
+                query,
+                key,
+                ops.concatenate(both, axis=1),
+                edge_weights=ops.concatenate([edge_weights, edge_weights, ones], axis=1),
+                keys=node_mask,
+                dropout=drop,
+            )
         outputs = operator.finished(operator(self.drop_values(values, training=training)))
         outputs = ops.reshape(outputs, (*ops.shape(nodes)[:2], -1))
         return outputs if self.separate_values else outputs + self.bias

@@ -7,7 +7,7 @@ needs of the graph: edges, or walks.
 import argparse
 import functools
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -121,17 +121,21 @@ def inputs_of(attention: str) -> tuple[str, ...]:
     return ("nodes", "node_mask", *NEEDED.get(attention, ()))
 
 
-def symbolic_inputs(trial: Trial) -> dict[str, Tensor]:
-    """The inputs of a Functional model, with open numbers of nodes and edges."""
+def symbolic_inputs(trial: Trial, inputs: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """The inputs of a Functional model, with open numbers of nodes and edges.
+
+    They are those of `inputs_of`, if `inputs` does not name others.
+    """
     shapes = {
         "nodes": ((None, trial.problem.features), "float32"),
         "node_mask": ((None,), "bool"),
         "edges": ((None, 2), "int32"),
+        "edge_weights": ((None,), "float32"),
         "walks": ((None, trial.options.walks, trial.options.walk_length), "int32"),
     }
     return {
         name: keras.Input(shapes[name][0], dtype=shapes[name][1], name=name)
-        for name in inputs_of(trial.attention)
+        for name in inputs or inputs_of(trial.attention)
     }
 
 
@@ -192,7 +196,8 @@ def attend_nodes(
 ) -> Tensor:
     """An attention on nodes (B, T, any), as a tensor (B, T, width); the heads share the width.
 
-    The graph is `node_mask` (B, T), and `edges` (B, E, 2) or `walks` (B, T, walks, length).
+    The graph is `node_mask` (B, T), and `edges` (B, E, 2), with `edge_weights` (B, E) if they are
+    the pairs that walks join, or `walks` (B, T, walks, length).
     """
     sizes = {"num_heads": heads, "key_dim": width // heads}
     if trial.attention not in NEEDED:  # it sees all nodes of the graph, and no edge
@@ -271,7 +276,7 @@ def graph_kernel(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str
     if not {"value_dropout", "separate_values"} & set(arguments):
         return _with_walks(GraphKernelAttention, nodes, graph, arguments)
     released = ReleasedGraphKernelAttention(**arguments)
-    return released(nodes, graph["walks"], graph["node_mask"])
+    return released(**{**graph, "nodes": nodes})
 
 
 def factored_graph_kernel(
