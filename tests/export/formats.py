@@ -298,18 +298,18 @@ def check(name, format, sizes, folder, tolerance=1e-5):
         assert error < tolerance, f"wrong numbers at {size}: {error}"
 
 
-def check_padding(name, format, folder):
+def check_padding(name, format, sizes, folder):
     """Exports a model and checks that its file gives the same numbers if padding holds NaN."""
     keras.utils.set_random_seed(0)
-    model = model_with(name, ANY_BATCH)
-    zeros = MODELS[name].batch(Named.of(model), 3, LENGTH)
+    model = model_with(name, sizes)
+    zeros = MODELS[name].batch(Named.of(model), *SIZES[0])
     real = zeros["padding_mask"]
     assert not real.all()
     zeros["series"][~real] = 0.0
     nans = {**zeros, "series": np.where(real[..., None], zeros["series"], np.float32("nan"))}
     path = Path(folder) / f"model{FORMATS[format]}"
     model(zeros)
-    export(model, path, format, ANY_BATCH, SIZES[-1][1])
+    export(model, path, format, sizes, SIZES[-1][1])
     expected, found = (x[real] for x in runs(path, format, [zeros, nans]))
     np.testing.assert_array_equal(found, expected)
 
