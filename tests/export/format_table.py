@@ -164,6 +164,9 @@ form their matrix.
 * LiteRT from JAX. LiteRT from PyTorch takes fixed sizes only:
   [keras#22996](https://github.com/keras-team/keras/issues/22996). It needs `litert-torch`, which is
   not part of the extra, and does not write KerasHub's BERT.
+* OpenVINO from TensorFlow, if a layer of your own indexes a scalar tensor with `None`, as in
+  `ops.shape(x)[1][None]`: OpenVINO 2026.4.1 then reads memory that nothing has written.
+  `ops.reshape` does the same and is right. No layer of this package has such an index.
 * NaN in padding, which layers of Keras spread. Files of this package's layers do not, except ONNX
   from TensorFlow: tf2onnx writes a selection as a sum of products, and 0 times NaN is NaN. Give
   such a file finite numbers in its padding.

@@ -38,7 +38,7 @@ def random_cycles(
         length: Number T of nodes.
         nodes: Optional booleans (B, T); `False` marks padding, which is in no cycle.
     """
-    count = size_tensor(length, "int32")[None, None]
+    count = size_tensor(length, "int32")
     edges = [_cycle(_keys(length, *numbers)[None], count, nodes) for numbers in cycles]
     return ops.concatenate([*edges, *(ops.flip(one, axis=-1) for one in edges)], axis=1)
 
@@ -54,7 +54,7 @@ def _keys(length: Length, factor: int, start: int, step: int) -> Int[Tensor, " T
 
 
 def _cycle(
-    keys: Int[Tensor, "1 T"], count: Int[Tensor, "1 1"], nodes: Bool[Tensor, "B T"] | None
+    keys: Int[Tensor, "1 T"], count: Int[Tensor, ""], nodes: Bool[Tensor, "B T"] | None
 ) -> Int[Tensor, "B? T 2"]:
     """The edge from each node to the next one in the order of the keys."""
     if nodes is not None:
