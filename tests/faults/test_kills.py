@@ -79,7 +79,10 @@ def test_training_killed_at_random_moments(processes, tiny_arguments, tmp_path):
         runs = json.loads((output / "results.json").read_text())["runs"]
         assert [one["epochs"] for one in runs] == [6, 6]
         for one, other in zip(runs, expected["runs"], strict=True):
+            assert one.keys() == other.keys()
             for name, value in other.items():
+                if name == "costs":  # measured
+                    continue
                 is_name = isinstance(value, str)
                 near = value if is_name else pytest.approx(value, rel=1e-4, abs=1e-4)
                 assert one[name] == near, name
