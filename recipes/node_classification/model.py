@@ -1,9 +1,11 @@
 """The classifier of nodes, and the training of one run."""
 
+import dataclasses
+
 import keras
 from keras import layers
 
-from keras_graphattn.graphs import GraphBatches
+from keras_graphattn.graphs import Graph, GraphBatches
 from recipes.common.attentions import Trial
 from recipes.common.data.graphs import batches_of, joined_by_walks
 from recipes.common.training.graphs import encodings, inputs_of, penalise, symbolic_inputs
@@ -21,8 +23,12 @@ def prepare(trial: Trial) -> Training:
     # the mean over the nodes that have a label in this part: the penalty is added to it
     loss = keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")
     model.compile(optimizer=with_rates(optimizer, model), **{**loss_and_metrics(), "loss": loss})
-    parts = {"train": trial.seed, "validation": None, "test": None}
-    return Training(model, *(_batch(trial, part, seed) for part, seed in parts.items()))
+    problem, parts = trial.problem, {"train": trial.seed, "validation": None, "test": None}
+    if "edge_weights" in _inputs(trial):
+        graph = joined_by_walks(problem.graph, trial.options)
+        problem = dataclasses.replace(problem, graph=graph)
+    batches = (_batch(trial, problem.only(part), seed) for part, seed in parts.items())
+    return Training(model, *batches)
 
 
 def build(trial: Trial) -> keras.Model:
@@ -42,13 +48,10 @@ def build(trial: Trial) -> keras.Model:
     return keras.Model(inputs, outputs, name=f"nodes_{trial.attention}")
 
 
-def _batch(trial: Trial, part: str, seed: int | None) -> GraphBatches:
+def _batch(trial: Trial, graph: Graph, seed: int | None) -> GraphBatches:
     """The graph as a batch of one, in which only the labels of a part have a weight."""
-    inputs, graph = _inputs(trial), trial.problem.only(part)
-    if "edge_weights" in inputs:
-        graph = joined_by_walks(graph, trial.options)
     more = {"sizes": [graph.num_nodes], "seed": seed, "node_labels": True}
-    return batches_of([graph], inputs, trial.options, **more)
+    return batches_of([graph], _inputs(trial), trial.options, **more)
 
 
 def _inputs(trial: Trial) -> tuple[str, ...]:
