@@ -105,17 +105,18 @@ class EdgeOperator(Operator):
         self.batch, self.length, self.heads = ops.shape(query)[:3]
         self.count, self.wrong = self.batch * self.length, wrong
         self.sources, self.targets = self._ends(ops.cast(edges, "int32"), queries, keys)
+        self.is_edge = self.targets < size_tensor(self.count, "int32")  # not padding, not hidden
         query, key = (at_least_float32(x) for x in score_operands(query, key, scale))
         scores = self._scores(self._rows(query), self._rows(key), factors)
         if edge_weights is not None:
             edge_weights = ops.broadcast_to(edge_weights, (self.batch, ops.shape(edge_weights)[-1]))
             edge_weights = ops.reshape(ops.cast(edge_weights, scores.dtype), (-1, 1))
             one = ops.cast(1.0, scores.dtype)
-            scores = scores + ops.log(ops.where(self._is_edge()[:, None], edge_weights, one))
+            scores = scores + ops.log(ops.where(self.is_edge[:, None], edge_weights, one))
         top = largest_rows(scores, self.targets, self.count + 1)  # (R, N)
         self.relay: tuple[Tensor, Tensor] | None = None
         if virtual is None:
-            is_edge = ops.cast(self._is_edge(), "int32")
+            is_edge = ops.cast(self.is_edge, "int32")
             rows = add_rows(is_edge[:, None], self.targets, self.count + 1) > 0  # (R, 1)
             self.seeing = ops.reshape(rows[: self.count], (self.batch, self.length, 1))
             self.weights = self._softmax(scores, ops.where(rows, top, ops.cast(0.0, top.dtype)))[0]
@@ -155,10 +156,6 @@ class EdgeOperator(Operator):
         if seen is None:
             return sources, targets
         return ops.where(seen, sources, last), ops.where(seen, targets, last)
-
-    def _is_edge(self) -> Bool[Tensor, " M"]:
-        """`False` for padding and hidden edges."""
-        return self.targets < size_tensor(self.count, "int32")
 
     def _rows(self, x: Float[Tensor, "B T N D"]) -> Rows:
         x = ops.reshape(x, (self.count, self.heads, x.shape[-1]))
@@ -207,7 +204,7 @@ class EdgeOperator(Operator):
     def matrix(self) -> Float[Tensor, "B N T S"]:
         size = self.count * self.length  # and the place of hidden edges
         places = self.targets * self.length + self.sources % self.length
-        places = ops.where(self._is_edge(), places, size_tensor(size, "int32"))
+        places = ops.where(self.is_edge, places, size_tensor(size, "int32"))
         matrix = add_rows(self.weights, places, size + 1)[:size]
         matrix = ops.reshape(matrix, (self.batch, self.length, self.length, self.heads))
         matrix = ops.transpose(matrix, (0, 3, 1, 2))
