@@ -19,14 +19,15 @@ ARRAYS = {"tokens": TOKENS, **PER_EXAMPLE}
 
 
 def pair_of(name):
-    """Two layers that share an object; one layer twice if the object is a mask with weights."""
+    """Two layers that share an object; one layer twice if a mask or a bias has weights."""
     if name in FORMS:
         return [FORMS[name].make()] * 2
     kind, argument, make = OBJECTS[name]
     shared = make()
     first, second = (kind(HEADS, SIZE, **{argument: shared}) for _ in range(2))
     first.build(TOKENS.shape)
-    return [first, first if argument == "mask" and shared.weights else second]
+    has_one_owner = argument in ("mask", "bias") and shared.weights
+    return [first, first if has_one_owner else second]
 
 
 def model_of(names):
