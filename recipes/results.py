@@ -155,9 +155,8 @@ WORDS = """## In plain words
   searches its settings in each fold, and trains three times; here one model of ours is trained
   once, and its loss was that of batches filled up with graphs of weight 0, as on PROTEINS; [three
   folds without them](../../recipes/graph_classification/README.md) differ by a few graphs. Citeseer
-  and Cora:
-  0.68 and 0.81 for GAT here, 0.725 and 0.830 there, with settings that were not searched for these
-  layers; with the published settings, GAT has 0.826 on Cora and 0.715 on Citeseer.
+  and Cora: 0.68 and 0.81 for GAT here, 0.725 and 0.830 there, with settings that were not searched
+  for these layers; with the published settings, GAT has 0.826 on Cora and 0.715 on Citeseer.
 """
 
 
