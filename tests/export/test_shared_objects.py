@@ -43,8 +43,11 @@ def model_of(names):
     for name in names:
         x = inputs_of(["tokens"])["tokens"]
         for layer in pair_of(name):
-            mask_inputs = inputs_of(getattr(getattr(layer, "mask", None), "given_inputs", ()))
-            x = layer(x, mask_inputs=mask_inputs) if mask_inputs else layer(x)
+            keys = {
+                "mask_inputs": getattr(getattr(layer, "mask", None), "given_inputs", ()),
+                "bias_inputs": getattr(getattr(layer, "bias", None), "inputs_at_call", ()),
+            }
+            x = layer(x, **{argument: inputs_of(of) for argument, of in keys.items() if of})
         outputs[re.sub(r"\W+", "_", name)] = x
     model = keras.Model(inputs, outputs)
     randomise(model)
