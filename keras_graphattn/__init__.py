@@ -1,4 +1,4 @@
-"""Graph-filter and sub-quadratic masked attention for Keras 3, on any backend."""
+"""Graph-filter and sub-quadratic masked attention for Keras 3 on TensorFlow, JAX and torch."""
 
 import keras_graphattn.ops  # noqa: F401  # first: it shows formulas that masks hold
 from keras_graphattn import (

@@ -34,6 +34,14 @@ from keras_graphattn.types import Num, Shape, Tensor
 Array = np.ndarray[Any, np.dtype[Any]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+BACKENDS = ("tensorflow", "jax", "torch")
+if keras.backend.backend() not in BACKENDS:
+    raise ImportError(
+        f"keras_graphattn needs a Keras backend with gradients: {', '.join(BACKENDS)}. Received: "
+        f"{keras.backend.backend()!r}. Set the environment variable KERAS_BACKEND to one of them "
+        "before `import keras`."
+    )
+
 PLAIN = (np.ndarray, np.generic, list, tuple, int, float, complex)
 
 

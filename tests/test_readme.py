@@ -29,6 +29,18 @@ def run(folder, *files_and_options):
     return ran.stdout
 
 
+@pytest.mark.parametrize("module", ["keras_graphattn", "keras_graphattn.numerics.segments"])
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_a_backend_without_gradients_is_refused(module):
+    environment = {**os.environ, "KERAS_BACKEND": "numpy", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", f"import {module}"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 1
+    last_line = ran.stderr.strip().splitlines()[-1]
+    assert last_line.startswith("ImportError: keras_graphattn needs")
+    assert "Received: 'numpy'. Set the environment variable KERAS_BACKEND" in last_line
+
+
 @pytest.mark.parametrize("path", [*PAGES, *GUIDES], ids=lambda path: path.stem)
 @pytest.mark.all_cases
 def test_the_first_snippet_chooses_the_backend(path):

@@ -58,7 +58,7 @@ from keras_graphattn.masks.mask import (
     reads_topology,
     to_nodes,
 )
-from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
+from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, compiled_once
 from keras_graphattn.numerics.precision import at_least_float32, constant, pad, positions_of, take
 from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Float, Int, Tensor
@@ -519,20 +519,7 @@ class ExampleWalks:
         The coefficient of decay^k counts pairs of places in the walks of v, at steps l + l' = k,
         with the same node.
         """
-        batch, count = ops.shape(self.walks)[:2]
-        turns = ops.transpose(self.walks, (2, 0, 1, 3))  # (W, B, T, L)
-
-        def add(k: Any, total: Tensor) -> Tensor:
-            walk = _entry(turns, k)  # (B, T, L)
-            for step in range(self.length):
-                node = walk[:, :, step, None, None]
-                same = ops.logical_and(ops.equal(self.walks, node), node >= 0)
-                pairs = ops.sum(ops.cast(same, "int32"), axis=2)
-                total = total + pad(pairs, ((0, 0), (0, 0), (step, self.length - 1 - step)))
-            return total
-
-        start = ops.zeros((batch, count, 2 * self.length - 1), "int32")
-        return ops.cast(ops.fori_loop(0, self.number, add, start), "float32")
+        return compiled_once(_pairs_that_meet)(self.walks)
 
     def features(self, decay: PerHead, normalization: float) -> Rows:
         """f_v / |f_v|^a of each head; the last axes are the node v and the visited node."""
@@ -557,6 +544,25 @@ class ExampleWalks:
         counts = add_rows(steps, places, batch * count * count)
         counts = ops.reshape(counts, (batch, count, count))
         return ops.cast(counts + ops.transpose(counts, (0, 2, 1)) > 0.0, "float32")
+
+
+def _pairs_that_meet(walks: Int[Tensor, "B T W L"]) -> Float[Tensor, "B T K"]:
+    """How many pairs of places in the walks of v, at steps l + l' = k, hold the same node."""
+    batch, count = ops.shape(walks)[:2]
+    number, length = walks.shape[2:]
+    turns = ops.transpose(walks, (2, 0, 1, 3))  # (W, B, T, L)
+
+    def add(k: Any, total: Tensor) -> Tensor:
+        walk = _entry(turns, k)  # (B, T, L)
+        for step in range(length):
+            node = walk[:, :, step, None, None]
+            same = ops.logical_and(ops.equal(walks, node), node >= 0)
+            pairs = ops.sum(ops.cast(same, "int32"), axis=2)
+            total = total + pad(pairs, ((0, 0), (0, 0), (step, length - 1 - step)))
+        return total
+
+    start = ops.zeros((batch, count, 2 * length - 1), "int32")
+    return ops.cast(ops.fori_loop(0, number, add, start), "float32")
 
 
 def _sum_of_visits(x: Tensor, places: Tensor) -> Float[Tensor, "B L T N C"]:
