@@ -5,6 +5,8 @@ import pytest
 from keras import ops
 
 from keras_graphattn.layers import GraphFilterAttention
+from tests.masks.registry import CASES as MASKS
+from tests.masks.registry import EVERY, HEADS
 from tests.numerics import BACKEND
 from tests.ops.test_second_derivatives import CASES, normal
 
@@ -65,3 +67,20 @@ def test_blockwise_layer_with_padding(filter):
         return layer(x, use_causal_mask=True, query_mask=padding, value_mask=padding)
 
     assert compiled_by_second_call(function, (normal(2, 7, 8),)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "k"), EVERY)
+def test_masks(name, k):
+    import jax
+
+    case = MASKS[name][k](np.random.default_rng(0), 16)
+    for path in case.mask.paths:
+        jax.clear_caches()  # what another path or case has compiled
+
+        def functions(query, key, x, path=path):
+            product = case.mask.apply(x, path, **case.inputs)
+            return product + case.mask.attend(query**2, key**2, x, path, **case.inputs)
+
+        arrays = [normal(case.batch, case.length, HEADS, size) for size in (2, 2, 3)]
+        assert compiled_by_second_call(functions, arrays) == 0, path
