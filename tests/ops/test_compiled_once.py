@@ -74,7 +74,7 @@ def test_blockwise_layer_with_padding(filter):
 def test_masks(name, k):
     import jax
 
-    case = MASKS[name][k](np.random.default_rng(0), 16)
+    case = MASKS[name][k](np.random.default_rng(0), 13)
     for path in case.mask.paths:
         jax.clear_caches()  # what another path or case has compiled
 
