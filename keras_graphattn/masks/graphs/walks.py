@@ -504,7 +504,8 @@ class ExampleWalks:
         """M x = S F F^T S x, with gradients for `x` and `decay`."""
         scale = 1.0
         if normalization != 0.0:
-            squares = ops.cast(self.squares(), decay.dtype) / float(self.number**2)
+            squares = compiled_once(_squares_of_walks)(self.walks)
+            squares = ops.cast(squares, decay.dtype) / float(self.number**2)
             scale = scale_of_squares(squares, decay, normalization)[..., None]
         powers = self._powers(decay)[None, :, None, :, None]
         # Nodes as floats, because on some backends a custom gradient takes no integers.
@@ -512,14 +513,6 @@ class ExampleWalks:
         (visits,) = _visits(scale * x, places)
         (met,) = _met(powers * ops.sum(powers * visits, axis=1, keepdims=True), places)
         return scale * met
-
-    def squares(self) -> Float[Tensor, "B T K"]:
-        """|f_v|^2 times the squared number of walks, as a polynomial of the decay.
-
-        The coefficient of decay^k counts pairs of places in the walks of v, at steps l + l' = k,
-        with the same node.
-        """
-        return compiled_once(_pairs_that_meet)(self.walks)
 
     def features(self, decay: PerHead, normalization: float) -> Rows:
         """f_v / |f_v|^a of each head; the last axes are the node v and the visited node."""
@@ -546,8 +539,12 @@ class ExampleWalks:
         return ops.cast(counts + ops.transpose(counts, (0, 2, 1)) > 0.0, "float32")
 
 
-def _pairs_that_meet(walks: Int[Tensor, "B T W L"]) -> Float[Tensor, "B T K"]:
-    """How many pairs of places in the walks of v, at steps l + l' = k, hold the same node."""
+def _squares_of_walks(walks: Int[Tensor, "B T W L"]) -> Float[Tensor, "B T K"]:
+    """|f_v|^2 times the squared number of walks, as a polynomial of the decay.
+
+    The coefficient of decay^k counts pairs of places in the walks of v, at steps l + l' = k, with
+    the same node.
+    """
     batch, count = ops.shape(walks)[:2]
     number, length = walks.shape[2:]
     turns = ops.transpose(walks, (2, 0, 1, 3))  # (W, B, T, L)
