@@ -260,12 +260,13 @@ CASES = {
     ),
     **{
         f"released_gkat_{name}": Case(
-            lambda given=given: ReleasedGraphKernelAttention(HEADS, SIZE, separate_values=given),
+            lambda given=given: ReleasedGraphKernelAttention(HEADS, SIZE, **given),
             *(released_gkat_formula, [GRAPH["nodes"]], (GRAPH["node_mask"], *graph)),
         )
         for name, given, graph in (
-            ("citations", False, (None, *pairs_of_walks())),
-            ("motifs", True, (WALKS,)),
+            ("citations", {}, (None, *pairs_of_walks())),
+            ("citations_dense", {"dense": True}, (None, *pairs_of_walks())),
+            ("motifs", {"separate_values": True}, (WALKS,)),
         )
     },
     **{

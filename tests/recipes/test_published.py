@@ -206,7 +206,7 @@ def node_classification_cases():
     options |= {"walks": 100, "walk_length": 4, "embedding": False, "head": False}
     dropped = {"coefficient_dropout": 0.6}
     settings = {"gat": dropped, "gcn": {"units": 16}, "softmax": {}}
-    settings["graph_kernel"] = {**dropped, "value_dropout": 0.6}
+    settings["graph_kernel"] = {**dropped, "value_dropout": 0.6, "dense": True}
     yield f"{published} cora", options, settings, []
     changed = ["penalty 0.002 (published: 0.0005)", "coefficient_dropout 0.0 (published: 0.6)"]
     asked = f"{published} citeseer --penalty 2e-3 --coefficient-dropout 0"

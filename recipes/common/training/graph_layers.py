@@ -265,6 +265,17 @@ def _leaky(x: Tensor) -> Tensor:
     return ops.leaky_relu(x, negative_slope=0.2)
 
 
+def _matrix_of_pairs(pairs: Tensor, weights: Tensor, length: Any) -> Tensor:
+    """The matrices (B, T, T) of directed pairs (B, E, 2); negative numbers are padding."""
+    batch = ops.shape(pairs)[0]
+    first = ops.arange(batch, dtype="int32")[:, None] * length
+    size = batch * length * length  # and the place of padding
+    places = (first + pairs[..., 0]) * length + pairs[..., 1]
+    places = ops.where(ops.all(pairs >= 0, axis=-1), places, ops.cast(size, "int32"))
+    matrix = add_rows(ops.reshape(weights, (-1, 1)), ops.reshape(places, (-1,)), size + 1)
+    return ops.reshape(matrix[:size], (batch, length, length))
+
+
 @keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
 class ReleasedGraphKernelAttention(layers.Layer):
     """GKAT as its authors' code has it: nothing is projected behind the attention.
@@ -276,8 +287,8 @@ class ReleasedGraphKernelAttention(layers.Layer):
     in the code for citations, where each head has the Glorot start of a matrix of its own. In that
     for motifs, values V = x W'' stand in the place of drop(Q) + b, and all start as torch's Linear.
 
-    M comes from walks, or from the pairs of nodes that walks join: then nothing is computed for
-    other pairs.
+    M comes from walks, or from the pairs of nodes that walks join. Then nothing is computed for
+    other pairs, or with `dense` for all.
 
     Args:
         num_heads: Number of heads.
@@ -285,6 +296,8 @@ class ReleasedGraphKernelAttention(layers.Layer):
         dropout: Share of the entries of A that are dropped in training.
         value_dropout: Share of the numbers of Q that are dropped in training, as values.
         separate_values: Whether the form is that for motifs.
+        dense: Whether `edges` are made a matrix of all pairs. On a CPU this is faster where walks
+            join more than about a tenth of the pairs.
         seed: Of the dropout.
         **kwargs: Those of a Keras layer.
 
@@ -307,12 +320,13 @@ class ReleasedGraphKernelAttention(layers.Layer):
         dropout: float = 0.0,
         value_dropout: float = 0.0,
         separate_values: bool = False,
+        dense: bool = False,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.num_heads, self.key_dim = num_heads, key_dim
-        self.separate_values = separate_values
+        self.separate_values, self.dense = separate_values, dense
         self.mask = RandomWalk()
         options = {"seed": seed, "dtype": self.dtype_policy}
         self.drop = layers.Dropout(dropout, name="coefficients", **options)
@@ -344,28 +358,28 @@ class ReleasedGraphKernelAttention(layers.Layer):
         def drop(weights: Tensor) -> Tensor:
             return self.drop(weights, training=training)
 
+        length = ops.shape(nodes)[1]
+        if edges is not None:
+            own = ops.stack([ops.arange(length, dtype="int32")] * 2, axis=-1)[None]
+            own = own + ops.zeros_like(edges[:, :1])  # (B, T, 2)
+            ones = ops.ones_like(own[..., 0], dtype="float32")
+            edges = ops.concatenate([edges, ops.flip(edges, axis=-1), own], axis=1)
+            edge_weights = ops.concatenate([edge_weights, edge_weights, ones], axis=1)
         operator: Operator
-        if edges is None:
+        if edges is None or self.dense:
             scores = ops.cast(ops.einsum("btnh,bsnh->bnts", query, key), "float32")
             operator = WeightedSoftmaxOperator(
                 scores / math.sqrt(self.key_dim),
-                self.mask.dense(ops.shape(nodes)[1], walks=walks),
+                self.mask.dense(length, walks=walks)
+                if edges is None
+                else _matrix_of_pairs(edges, edge_weights, length)[:, None],
                 node_mask[:, None, None],
                 dtype=query.dtype,
                 dropout=drop,
             )
         else:
-            own = ops.stack([ops.arange(ops.shape(nodes)[1], dtype="int32")] * 2, axis=-1)[None]
-            own = own + ops.zeros_like(edges[:, :1])  # (B, T, 2)
-            both = [edges, ops.flip(edges, axis=-1), own]
-            ones = ops.ones_like(own[..., 0], dtype="float32")
             operator = EdgeOperator(
-                query,
-                key,
-                ops.concatenate(both, axis=1),
-                edge_weights=ops.concatenate([edge_weights, edge_weights, ones], axis=1),
-                keys=node_mask,
-                dropout=drop,
+                *(query, key, edges), edge_weights=edge_weights, keys=node_mask, dropout=drop
             )
         outputs = operator.finished(operator(self.drop_values(values, training=training)))
         outputs = ops.reshape(outputs, (*ops.shape(nodes)[:2], -1))
@@ -374,7 +388,8 @@ class ReleasedGraphKernelAttention(layers.Layer):
     def get_config(self) -> dict[str, Any]:
         sizes = {"num_heads": self.num_heads, "key_dim": self.key_dim}
         dropout = {"dropout": self.drop.rate, "value_dropout": self.drop_values.rate}
-        form = {"separate_values": self.separate_values, "seed": self.drop.seed}
+        form = {"separate_values": self.separate_values, "dense": self.dense}
+        form["seed"] = self.drop.seed
         return {**super().get_config(), **sizes, **dropout, **form}
 
 
