@@ -42,6 +42,8 @@ PUBLISHED = {
     "linear_head": True,
     "walks": 50,
     "walk_length": 4,
+    "gcn_units": 32,
+    "sgc_units": 32,
 }
 # and with long cycles in trees
 PUBLISHED_CYCLES = {
@@ -55,7 +57,6 @@ PUBLISHED_CYCLES = {
 }
 # what the paper's released code sets beside it: no epoch is left out
 RELEASED = {"patience": 500, "choose_by": BOTH}
-CONVOLUTION_UNITS = 32  # of GCN and SGC there
 # of GKAT there, in per cent
 PUBLISHED_ACCURACIES = {
     "caveman": 85.1,
@@ -78,7 +79,11 @@ class MotifDetection(ClassifierOfGraphs):
     training = {"epochs": 20, "patience": None, "batch_size": 32, "learning_rate": 5e-3, "ema": 0.0}
     sizes = {**ClassifierOfGraphs.sizes, "pooling": "mean", "head_dropout": 0.0}
     hints = {"patience": "all"}
-    effects = (Effect("base_nodes", task=Except("induced_cycle")),)
+    effects = (
+        Effect("base_nodes", task=Except("induced_cycle")),
+        Effect("gcn_units", attention=("gcn",)),
+        Effect("sgc_units", attention=("sgc",)),
+    )
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--task", choices=TASKS, default="caveman", help="the motif, or long cycles in trees")
@@ -91,6 +96,9 @@ class MotifDetection(ClassifierOfGraphs):
         )
         nodes = {"type": at_least(10), "default": 100}
         add("--base-nodes", **nodes, help="of the random graph that the motif stands in")
+        for name in ("gcn", "sgc"):
+            units = f"columns of each layer of {label(name)} [--heads times --key-dim]"
+            add(f"--{name}-units", type=at_least(1), help=units)
         penalty = {"type": number_in(0.0, 1.0), "default": 0.0}
         add("--penalty", help="on the squares of all weights [0]", **penalty)
         add_published(add, "the paper's graphs, models and training of --task")
@@ -105,8 +113,8 @@ class MotifDetection(ClassifierOfGraphs):
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         defaults = super().attention_defaults(options)
-        if self.published(options):
-            defaults |= {name: {"units": CONVOLUTION_UNITS} for name in ("gcn", "sgc")}
+        units = {"gcn": options.gcn_units, "sgc": options.sgc_units}
+        defaults |= {name: {"units": one} for name, one in units.items() if one is not None}
         if options.released:
             defaults["graph_kernel"] = {"separate_values": True}
         return defaults

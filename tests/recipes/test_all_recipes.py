@@ -474,6 +474,7 @@ IDLE = {
         ("--attention gat --walks 9", ["--walks", "gat; it is for --attention graph_kernel"]),
         ("--linear-head --feed-forward 8", ["--feed-forward has no effect with --linear-head"]),
         ("--published --feed-forward 8", ["--feed-forward has no effect with --linear-head"]),
+        ("--attention gcn --sgc-units 40", ["--sgc-units", "it is for --attention sgc"]),
         ("--task induced_cycle --base-nodes 200", ["--base-nodes", "with --task induced_cycle"]),
         ("--layers 1 --last-heads 2", ["--last-heads", "with --layers 1"]),
         ("--attention gcn,gin --last-heads 2", ["--last-heads", "with --attention gcn,gin"]),

@@ -163,6 +163,8 @@ def motif_detection_cases():
     options |= {"key_dim": 9, "walks": 50, "walk_length": 4, "linear_head": True}
     units = {"gcn": {"units": 32}, "sgc": {"units": 32}}
     yield "--task grid --published", options, units, []
+    other = {**units, "sgc": {"units": 40}}
+    yield "--task grid --published --sgc-units 40", {}, other, ["sgc_units 40 (published: 32)"]
     more = "--walks 9 --base-nodes 1000"
     found = ["base_nodes 1000 (published: 100)", "walks 9 (published: 50)"]
     yield f"--task grid --published {more}", {"base_nodes": 1000}, {}, found
@@ -170,7 +172,7 @@ def motif_detection_cases():
     form = {**units, "graph_kernel": {"separate_values": True}}
     yield "--task grid --released", released, form, []
     yield "--task grid --released --patience 80", {}, {}, ["patience 80 (published: 500)"]
-    yield "--task grid", {"linear_head": False, "penalty": 0.0}, {"gcn": {}}
+    yield "--task grid", {"linear_head": False, "penalty": 0.0, "gcn_units": None}, {"gcn": {}}
     cycles = {"heads": 8, "last_heads": 1, "key_dim": 4, "walk_length": 6, "penalty": 1e-5}
     yield (
         "--task induced_cycle --published",
@@ -194,7 +196,7 @@ def graph_classification_cases():
     found = ["relu_head False (published: True)", "walks 9 (published: 50)"]
     yield changed, {"seeds": [0], "attention": molecules}, {}, found
     released = "--dataset ENZYMES --data-dir x --published --released-form --standardise"
-    found = ["released_form True (published: False)", "standardise True (published: False)"]
+    found = ["standardise True (published: False)", "released_form True (published: False)"]
     yield released, {}, {"graph_kernel": {"value_dropout": 0.0}}, found
     yield "", {"relu_head": False, "seeds": [0]}, {"deep_multisets": {"units": 32}, "gin": {}}
 
@@ -239,6 +241,7 @@ CASES = [
 ]
 
 
+@pytest.mark.all_cases  # they take no time
 @pytest.mark.parametrize(("name", "command", "expected", "attentions", "deviations"), CASES)
 def test_settings_are_those_of_the_papers(name, command, expected, attentions, deviations):
     if name in ("causal_lm", "text_classification", "code_classification"):
