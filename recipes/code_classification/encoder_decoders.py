@@ -179,7 +179,9 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     try:
         from safetensors.numpy import load_file
     except ImportError as error:
-        raise UsageError(f"{path} is read by safetensors: pip install safetensors") from error
+        raise UsageError(
+            f"{path} is read by safetensors: pip install safetensors ({error})"
+        ) from error
     return load_file(path)
 
 
@@ -188,7 +190,8 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError as error:
         raise UsageError(
-            f"{path} is read by PyTorch: pip install torch, or give a folder with {WEIGHTS[0]}"
+            f"{path} is read by PyTorch: pip install torch, or give a folder with {WEIGHTS[0]} "
+            f"({error})"
         ) from error
     tensors = torch.load(path, map_location="cpu", weights_only=True)
     return {name: tensor.float().numpy() for name, tensor in tensors.items()}

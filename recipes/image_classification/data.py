@@ -110,7 +110,9 @@ def _digits(options: argparse.Namespace) -> Problem:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise UsageError("--dataset digits is in scikit-learn: pip install scikit-learn") from error
+        raise UsageError(
+            f"--dataset digits is in scikit-learn: pip install scikit-learn ({error})"
+        ) from error
     digits = load_digits()
     # the pixels are from 0 to 16
     images = np.round(digits.images[..., None] * (255 / 16)).astype("uint8")

@@ -87,7 +87,9 @@ def read(name: str, folder: Path | None = None) -> Problem:
     try:
         from aeon.datasets import load_classification, load_from_ts_file
     except ImportError as error:
-        raise UsageError("this recipe reads its data through aeon: pip install aeon") from error
+        raise UsageError(
+            f"this recipe reads its data through aeon: pip install aeon ({error})"
+        ) from error
 
     def part(split: str) -> tuple:
         if folder is not None:

@@ -1,5 +1,6 @@
 """What every recipe answers alike: to wrong options and folders, one class, a second start."""
 
+import builtins
 import importlib.util
 import itertools
 import re
@@ -7,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from argparse import Namespace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,10 +22,12 @@ from keras_graphattn.version import INSTALL_EXTRA
 from recipes.common.attentions import ATTENTIONS, JACOBI, attention_of, layer_arguments
 from recipes.common.command.checks import check_settings, refuse_to_remove
 from recipes.common.command.parsing import UsageError, flags
+from recipes.common.data import images
 from recipes.common.data.sources import load_tfds
 from recipes.common.storage import LOCK, locked
 from recipes.common.training.runs import KeepRun
 from recipes.results import all_results
+from recipes.time_series import data as time_series_data
 from tests.graphs.test_readers import write_planetoid
 from tests.numerics import BACKEND
 from tests.recipes.command_line import (
@@ -774,6 +778,41 @@ def test_errors_of_tfds_say_what_to_do(error, words, monkeypatch):
     extra = re.escape(INSTALL_EXTRA.format("recipes,tensorflow"))
     with pytest.raises(UsageError, match=f"glue/cola.*{extra}"):
         load_tfds("glue/cola", "train")
+
+
+def load_digits():
+    recipe = recipe_of("image_classification")
+    return recipe.load(recipe.parse(["--dataset", "digits"]))
+
+
+def read_checkpoint(name):
+    return import_module("recipes.code_classification.encoder_decoders")._read(Path(name))
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize(
+    ("package", "needs_it"),
+    [
+        ("aeon", lambda: time_series_data.read("JapaneseVowels")),
+        ("safetensors", lambda: read_checkpoint("model.safetensors")),
+        ("torch", lambda: read_checkpoint("pytorch_model.bin")),
+        ("sklearn", load_digits),
+        ("tensorflow", images.tensorflow.__wrapped__),
+        ("tensorflow_datasets", lambda: load_tfds("glue/cola", "train")),
+    ],
+)
+def test_a_package_that_cannot_be_imported_says_why(package, needs_it, monkeypatch):
+    pytest.importorskip("keras_hub")
+
+    def refuse(name, *arguments, **more):
+        if name.split(".")[0] == package:
+            raise ImportError("it needs NumPy 2.3 or less")
+        return imported(name, *arguments, **more)
+
+    imported = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(UsageError, match=r"pip install.*\(it needs NumPy 2\.3 or less\)"):
+        needs_it()
 
 
 WITHOUT_ONE_CLASS = ("causal_lm", "speech_recognition", *MADE)

@@ -43,7 +43,7 @@ def tensorflow() -> Any:
         import tensorflow
     except ImportError as error:
         raise UsageError(
-            "images are read by tf.data, on every backend: pip install tensorflow"
+            f"images are read by tf.data, on every backend: pip install tensorflow ({error})"
         ) from error
     import keras
 

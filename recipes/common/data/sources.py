@@ -33,7 +33,7 @@ def tfds_for(name: str) -> Iterator[ModuleType]:
 
         raise UsageError(
             f"{name} is read through tensorflow-datasets: "
-            f"{INSTALL_EXTRA.format('recipes,tensorflow')}"
+            f"{INSTALL_EXTRA.format('recipes,tensorflow')} ({error})"
         ) from error
     try:
         yield tensorflow_datasets
