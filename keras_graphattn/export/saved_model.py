@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ PREFIX = ".export-"  # a server ignores folders whose names are not numbers
 FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
 # A graph from JAX runs only on the platforms that the export names, so it names all of these.
 JAX_PLATFORMS = ("cpu", "cuda")
+# JAX writes StableHLO for readers that are a month old. This is the version of TensorFlow 2.21.
+STABLEHLO = "1.13.7"
 # Modules that are imported anyway, or that only hold base classes
 COMMON = ("keras", "keras_graphattn", "tensorflow", "torch", "builtins", "typing", "abc")
 
@@ -258,9 +260,18 @@ def _write_from_jax(model: keras.Model, signatures: dict[str, Signature], path: 
     ]
     module.functions = {}
     graphs: dict[str, Any] = {}
-    for name, signature in signatures.items():
-        module.functions[name], graphs[name] = _graph_from_jax(model, signature, module.weights)
-    tf.saved_model.save(module, str(path), signatures=graphs)
+    with readable_by_tensorflow():
+        for name, signature in signatures.items():
+            module.functions[name], graphs[name] = _graph_from_jax(model, signature, module.weights)
+        tf.saved_model.save(module, str(path), signatures=graphs)  # traces once more
+
+
+def readable_by_tensorflow() -> AbstractContextManager[None]:
+    """A context in which JAX writes StableHLO that the oldest supported TensorFlow reads."""
+    from jaxlib.mlir.dialects import stablehlo
+
+    name = "get_version_from_compatibility_requirement"
+    return replaced_attributes([(stablehlo, name, lambda requirement: STABLEHLO)])
 
 
 def _graph_from_jax(

@@ -1,13 +1,14 @@
 """Exports whole models and runs their graphs without Keras."""
 
 import logging
+import re
 
 import keras
 import numpy as np
 import pytest
 
 from keras_graphattn.export import export_saved_model
-from keras_graphattn.export.saved_model import _write_by_tensorflow_process
+from keras_graphattn.export.saved_model import STABLEHLO, _write_by_tensorflow_process
 from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention
 from tests.export.registered_layer import Doubled, Unregistered, halved
 from tests.export.served import assert_served, run_in_process, signature_of
@@ -138,6 +139,14 @@ def test_an_export_with_two_open_lengths_logs_nothing(tmp_path, logged):
     outputs = keras.layers.MultiHeadAttention(2, 4)(tokens, tokens, value_mask=padding_mask)
     export_saved_model(keras.Model([tokens, padding_mask], outputs), tmp_path / "served")
     assert [record.getMessage() for record in logged] == []
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="of jax")
+def test_jax_writes_what_the_oldest_supported_tensorflow_reads(tmp_path):
+    series = keras.Input((None, CHANNELS), name="series")
+    path = export_saved_model(keras.Model(series, AttentiveGraphFilter(2, 4)(series)), tmp_path)
+    versions = re.findall(rb"StableHLO_v([.\d]+)", (path / "saved_model.pb").read_bytes())
+    assert set(versions) == {STABLEHLO.encode()}
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="only jax is tried twice")
