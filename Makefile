@@ -25,6 +25,9 @@ help:
 # The release of torch that the tests ran on; a bare "torch" would pull whatever is newest.
 TORCH ?= torch==2.13.0
 
+# Where pip fails: TensorFlow is often the last to have a release for a new Python.
+OTHER_PYTHON = { echo "If pip found no tensorflow for this Python, call: rm -r $(VENV); make PYTHON=python3.13 $(MAKECMDGOALS)"; exit 1; }
+
 # The demo needs one backend, and TensorFlow for the SavedModel; not the test tools.
 DEMO_BACKEND := $(or $(KERAS_BACKEND),jax)
 
@@ -33,12 +36,12 @@ $(BIN)/python:
 
 $(VENV)/.demo-$(DEMO_BACKEND): pyproject.toml | $(BIN)/python
 	$(if $(filter torch,$(DEMO_BACKEND)),$(BIN)/python -m pip install -q "$(TORCH)")
-	$(BIN)/python -m pip install -q -e ".[$(DEMO_BACKEND),serving,recipes]"
+	$(BIN)/python -m pip install -q -e ".[$(DEMO_BACKEND),serving,recipes]" || $(OTHER_PYTHON)
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q "$(TORCH)"
-	$(BIN)/python -m pip install -q -e ".[tensorflow,jax,torch,hub,cv,serving,recipes,dev]"
+	$(BIN)/python -m pip install -q -e ".[tensorflow,jax,torch,hub,cv,serving,recipes,dev]" || $(OTHER_PYTHON)
 	touch $@
 
 # The guides run on all backends; ruff wraps the lines of signatures.
