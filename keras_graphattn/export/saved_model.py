@@ -41,6 +41,7 @@ FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFB
 JAX_PLATFORMS = ("cpu", "cuda")
 # JAX writes StableHLO for readers that are a month old. This is the version of TensorFlow 2.21.
 STABLEHLO = "1.13.7"
+ARITHMETIC = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
 # Modules that are imported anyway, or that only hold base classes
 COMMON = ("keras", "keras_graphattn", "tensorflow", "torch", "builtins", "typing", "abc")
 
@@ -267,11 +268,30 @@ def _write_from_jax(model: keras.Model, signatures: dict[str, Signature], path: 
 
 
 def readable_by_tensorflow() -> AbstractContextManager[None]:
-    """A context in which JAX writes StableHLO that the oldest supported TensorFlow reads."""
-    from jaxlib.mlir.dialects import stablehlo
+    """A context in which JAX writes what the oldest supported TensorFlow reads.
 
-    name = "get_version_from_compatibility_requirement"
-    return replaced_attributes([(stablehlo, name, lambda requirement: STABLEHLO)])
+    This is an older StableHLO that has functions such as `erf` as their arithmetic. JAX 0.12 gives
+    them a name of their own, for which TensorFlow cannot derive open sizes.
+    """
+    from jax._src.export import _export
+    from jaxlib.mlir.dialects import stablehlo
+    from jaxlib.mlir.passmanager import PassManager
+
+    def arithmetic_to_bytecode(module: Any) -> bytes:
+        with module.context:
+            PassManager.parse(ARITHMETIC).run(module.operation)
+        written: bytes = to_bytecode(module)
+        return written
+
+    stablehlo.register_stablehlo_passes()
+    to_bytecode = _export._module_to_bytecode
+    version = "get_version_from_compatibility_requirement"
+    return replaced_attributes(
+        [
+            (stablehlo, version, lambda requirement: STABLEHLO),
+            (_export, "_module_to_bytecode", arithmetic_to_bytecode),
+        ]
+    )
 
 
 def _graph_from_jax(
