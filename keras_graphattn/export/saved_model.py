@@ -41,6 +41,7 @@ FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFB
 JAX_PLATFORMS = ("cpu", "cuda")
 # JAX writes StableHLO for readers that are a month old. This is the version of TensorFlow 2.21.
 STABLEHLO = "1.13.7"
+# The pass that writes functions such as `erf` as their arithmetic
 ARITHMETIC = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
 # Modules that are imported anyway, or that only hold base classes
 COMMON = ("keras", "keras_graphattn", "tensorflow", "torch", "builtins", "typing", "abc")
@@ -270,8 +271,8 @@ def _write_from_jax(model: keras.Model, signatures: dict[str, Signature], path: 
 def readable_by_tensorflow() -> AbstractContextManager[None]:
     """A context in which JAX writes what the oldest supported TensorFlow reads.
 
-    This is an older StableHLO that has functions such as `erf` as their arithmetic. JAX 0.12 gives
-    them a name of their own, for which TensorFlow cannot derive open sizes.
+    This is an older StableHLO, in which functions such as `erf` are written as their arithmetic.
+    From JAX 0.12 they are calls, for which TensorFlow cannot derive open sizes.
     """
     from jax._src.export import _export
     from jaxlib.mlir.dialects import stablehlo

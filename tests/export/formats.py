@@ -7,7 +7,6 @@ takes.
 import re
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ import keras
 import numpy as np
 
 import keras_graphattn
-from keras_graphattn.export.saved_model import readable_by_tensorflow
 from tests.export.layer_cases import (
     CASES,
     HEADS,
@@ -185,13 +183,7 @@ def export(model, path, format, sizes, longest):
         options["dynamic_shapes"] = _open_axes(model, longest)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with readable_by_tensorflow() if _is_from_jax(format) else nullcontext():
-            model.export(str(path), format=format, verbose=False, **options)
-
-
-def _is_from_jax(format):
-    """Whether JAX writes the file: of itself, it may be too new for TensorFlow."""
-    return format == "tf_saved_model" and keras.backend.backend() == "jax"
+        model.export(str(path), format=format, verbose=False, **options)
 
 
 def _open_axes(model, longest):

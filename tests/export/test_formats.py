@@ -5,11 +5,13 @@
 """
 
 import json
+from contextlib import nullcontext
 
 import keras
 import pytest
 
 import keras_graphattn
+from keras_graphattn.export.saved_model import readable_by_tensorflow
 from keras_graphattn.keras_internals import walk
 from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.token_layer import TokenLayer
@@ -60,6 +62,13 @@ def cells():
 
 def kept(name, format):
     return KEPT["cells"][name][format][BACKEND]
+
+
+@pytest.fixture(autouse=True)
+def _readable_by_tensorflow():
+    """Of itself, `Model.export` writes from JAX 0.11 and later what TensorFlow 2.21 cannot read."""
+    with readable_by_tensorflow() if BACKEND == "jax" else nullcontext():
+        yield
 
 
 @pytest.mark.all_cases
