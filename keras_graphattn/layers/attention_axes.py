@@ -1,7 +1,8 @@
 """Attention over any axes of an input, brought to the one form that operators work on."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from keras import ops
 
@@ -16,11 +17,12 @@ class AttentionAxes(NamedTuple):
 
     Attributes:
         axes: The attention axes, non-negative, in the layer's order.
-        sizes: The shape of the input without features, (B, ...), as `keras.ops.shape` gives it.
+        sizes: The shape of the input without features, (B, ...), as `keras.ops.shape` gives it, or
+            with `None` for open sizes, if shapes are only checked.
     """
 
     axes: tuple[int, ...]
-    sizes: tuple[int, ...]
+    sizes: tuple[Any, ...]
 
     @property
     def others(self) -> tuple[int, ...]:
@@ -32,7 +34,7 @@ class AttentionAxes(NamedTuple):
         """Whether attention is over the last axis before the features only."""
         return self.axes == (len(self.sizes) - 1,)
 
-    def _sizes_of(self, axes: tuple[int, ...]) -> list[int]:
+    def _sizes_of(self, axes: tuple[int, ...]) -> list[Any]:
         return [self.sizes[axis] for axis in axes]
 
     def joined(self, x: Float[Tensor, "..."]) -> Float[Tensor, "B T N H"]:
@@ -61,37 +63,44 @@ class AttentionAxes(NamedTuple):
 
         Its last axes are those of query and key positions. Axes that it lacks are put where the
         heads are, as Keras does.
+        """
+        groups = self.groups_of_entries(name, mask.shape)
+        full = [size for sizes in groups for size in sizes]
+        while len(mask.shape) < len(full):
+            mask = ops.expand_dims(mask, -2 * len(self.axes) - 1)
+        joined = [math.prod(sizes) for sizes in groups]
+        return ops.reshape(ops.broadcast_to(mask, full), joined)  # (B, N, T, S)
+
+    def groups_of_entries(self, name: str, shape: Sequence[int | None]) -> list[list[Any]]:
+        """The sizes that `joined_entries` joins into B, N, T and S, for a mask of this shape.
+
+        All sizes of a group are 1 if all those of the mask are: such a group broadcasts.
 
         Raises:
             ValueError: If the mask has too few or too many dimensions, or other sizes.
         """
         count, most = len(self.axes), len(self.sizes) + 1 + len(self.axes)
-        if not 2 * count <= len(mask.shape) <= most:
+        if not 2 * count <= len(shape) <= most:
             raise ValueError(
                 f"`{name}` must have shape (T, S), (B, T, S) or (B, N, T, S), that is "
-                f"{2 * count} to {most} dimensions here. Received: {name}.shape="
-                f"{tuple(mask.shape)}"
+                f"{2 * count} to {most} dimensions here. Received: {name}.shape={tuple(shape)}"
             )
-        given = tuple(mask.shape)
-        while len(mask.shape) < most:  # up to (B, ..., N, T, ..., S, ...)
-            mask = ops.expand_dims(mask, -2 * count - 1)
-        lengths = self._sizes_of(self.axes)
-        groups = [self._sizes_of(self.others), [mask.shape[len(self.others)]], lengths, lengths]
-        # groups of size 1 stay 1 and broadcast; all others are filled and joined
-        full: list[int] = []
-        joined: list[int] = []
-        for sizes in groups:
-            start = len(full)
-            is_one = all(size == 1 for size in mask.shape[start : start + len(sizes)])
-            full += [1] * len(sizes) if is_one else sizes
-            joined.append(1 if is_one else math.prod(sizes))
-        pairs = zip(mask.shape, full, strict=True)
+        place = len(shape) - 2 * count
+        filled = [*shape[:place], *[1] * (most - len(shape)), *shape[place:]]
+        lengths, heads = self._sizes_of(self.axes), filled[len(self.others)]
+        groups: list[list[Any]] = []
+        rest = filled
+        for sizes in (self._sizes_of(self.others), [heads], lengths, lengths):
+            own, rest = rest[: len(sizes)], rest[len(sizes) :]
+            groups.append([1] * len(sizes) if all(size == 1 for size in own) else sizes)
+        full = [size for sizes in groups for size in sizes]
+        pairs = zip(filled, full, strict=True)
         if any(isinstance(a, int) and isinstance(b, int) and a not in (1, b) for a, b in pairs):
             raise ValueError(
                 f"`{name}` must broadcast to the shape (B, ..., N, T, ..., S, ...), {tuple(full)} "
-                f"here. Received: {name}.shape={given}"
+                f"here. Received: {name}.shape={tuple(shape)}"
             )
-        return ops.reshape(ops.broadcast_to(mask, full), joined)  # (B, N, T, S)
+        return groups
 
     def joined_tokens(self, mask: Num[Tensor, "..."] | None) -> Num[Tensor, "B T"] | None:
         """A mask of tokens (B, ..., T) as (B, T), for attention over the last axis."""

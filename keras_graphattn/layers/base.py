@@ -427,6 +427,9 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         additions = given.get("attention_bias"), given.get("bias_inputs")
         if any(x is not None for x in additions):
             self._check_scores(*additions)
+        for name in ("attention_mask", "attention_bias"):
+            if len(query.shape) > 3 and given.get(name) is not None:
+                AttentionAxes(axes, query.shape[:-1]).groups_of_entries(name, given[name].shape)
         if given.get("mask_inputs") and not self.takes_mask_inputs:
             self._refuse_mask_inputs(given["mask_inputs"])
         outputs = keras.KerasTensor(

@@ -243,7 +243,8 @@ def random_walk(generator, length):
     exact, a = bool(generator.integers(2)), generator.uniform(-1.0, 3.0)
     decay, steps = 10.0 ** generator.uniform(-1, 1, HEADS), int(generator.integers(1, 6))
     options = {"walk_length": steps, "learn_decay": True, "decay": decay, "normalization": a}
-    mask = masks.RandomWalk(edges, num_nodes=length, num_walks=3, exact=exact, **options)
+    options |= {"exact": True} if exact else {"num_walks": 3}
+    mask = masks.RandomWalk(edges, num_nodes=length, **options)
     built(mask, length)
     parts = np.stack([step.toarray() for step in mask._features.steps])
     parts = torch.tensor(parts)

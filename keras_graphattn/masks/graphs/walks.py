@@ -86,7 +86,7 @@ class RandomWalk(TopologyMask):
             `walks`, each example of a batch has its own walks: the calls take `walks`, integers of
             shape (B, T, walks, length), with nodes numbered within the example and -1 after the
             end. Then the path "features" goes through them walk by walk and never forms a matrix.
-        num_walks: Number of walks drawn from each node; the paper uses 50 to 100.
+        num_walks: Number of walks drawn from each node of a graph; the paper uses 50 to 100.
         walk_length: Largest number of nodes of a walk, including its start; the paper uses 3 to 10.
         halt_probability: Probability that a walk of a graph ends before each of its steps.
         exact: Whether to use the expectation over all walks. It is for small graphs and short
@@ -164,10 +164,15 @@ class RandomWalk(TopologyMask):
         unused = [] if graph is not None else [n for n, x in of_graph.items() if x is not None]
         if seed is not None and (exact or walks is not None):
             unused.append("seed")
+        if num_walks != 50 and (exact or graph is None):
+            unused.append("num_walks")
+        if walk_length != 4 and walks is not None:
+            unused.append("walk_length")
         if unused:
             raise ValueError(
-                "`edge_weights`, `num_nodes` and `halt_probability` belong to `graph`, and `seed` "
-                f"to walks that the mask draws. Received: {' and '.join(unused)}, with graph="
+                "`edge_weights`, `num_nodes` and `halt_probability` belong to `graph`, `seed` and "
+                "`num_walks` to walks that the mask draws, and `walk_length` to a graph or to "
+                f"the walks of a call. Received: {' and '.join(unused)}, with graph="
                 f"{'None' if graph is None else 'a graph'}, walks="
                 f"{'None' if walks is None else 'an array'}, exact={exact}. Leave them out."
             )
