@@ -43,12 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
 # run one of CYCLE cases in the fast suite. torch runs the others, but of tests with more than CYCLE
 # cases only each second one, and of those of whole models with more than COSTLY_CASES one of
 # COSTLY_CYCLE, which are not the same for each test. `make test-slow` runs what is left.
-MANY_CASES, CYCLE, COSTLY_CASES, COSTLY_CYCLE = 3, 24, 8, 4
+MANY_CASES, CYCLE, COSTLY_CASES, COSTLY_CYCLE = 3, 24, 8, 6
 TURNS = {"jax": 1, "tensorflow": 3}
 COSTLY = ("tests/export/", "tests/hub/")
-# Of the tests with fewer cases, JAX and TensorFlow run one half each, but for those of the
-# mathematics.
-SHARED_NOT = tuple(f"tests/{x}/" for x in ("biases", "export", "filters", "layers", "masks", "ops"))
+# Of the tests with fewer cases, JAX and TensorFlow run one half each, and torch one half of either,
+# but for tests of the mathematics, and tests that some backend skips.
+SHARED_NOT = tuple(
+    f"tests/{x}/" for x in ("biases", "devices", "export", "filters", "layers", "masks", "ops")
+)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -73,17 +75,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if counts[function] > MANY_CASES:
             has_turn = _has_turn(backend, function, seen[function], counts[function])
         else:
-            is_shared = backend in TURNS and not function.startswith(SHARED_NOT)
-            has_turn = not is_shared or backend == _half_of(item)
+            is_skipped = item.get_closest_marker("skipif") is not None
+            is_shared = not is_skipped and not function.startswith(SHARED_NOT)
+            has_turn = not is_shared or backend in _backends_of(item)
         if not has_turn:
             item.add_marker(pytest.mark.slow)
 
 
-def _half_of(item: pytest.Item) -> str:
-    """JAX or TensorFlow: which of the two runs a test; not one on which it is slow."""
+def _backends_of(item: pytest.Item) -> set[str]:
+    """Those that run a test: JAX or TensorFlow, if it is not slow there, or torch, or both."""
     slow = {name for mark in item.iter_markers("slow_on") for name in mark.args}
     backends = [name for name in TURNS if name not in slow]
-    return backends[_number_of(_function(item)) % len(backends)] if backends else ""
+    half, place = divmod(_number_of(_function(item)), 2)
+    chosen = {backends[place % len(backends)]} if backends else set()
+    return chosen | {"torch"} if half % 2 == 0 or not chosen else chosen
 
 
 def _has_turn(backend: str, function: str, case: int, count: int) -> bool:

@@ -24,7 +24,7 @@ from tests.numerics import BACKEND
 FAST = {
     "jax": ("graph filter, fused", "kernel, Exponential, causal, chunked", "AGF"),
     "tensorflow": ("kernel, no mask, ReLU",),
-    "torch": ("graph filter", "graph filter, blockwise", "kernel, GraphDiffusion, series"),
+    "torch": ("graph filter", "graph filter, blockwise"),
 }
 
 
