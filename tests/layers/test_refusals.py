@@ -245,6 +245,7 @@ CALLS = {  # the layer, what its call gets besides tokens, and the words of the 
 }
 
 
+@pytest.mark.slow_on("jax")  # which compiles each layer's first weights
 @pytest.mark.all_cases
 @pytest.mark.parametrize("name", CALLS)
 def test_wrong_calls(name):
