@@ -89,10 +89,10 @@ class AttentionAxes(NamedTuple):
         filled = [*shape[:place], *[1] * (most - len(shape)), *shape[place:]]
         lengths, heads = self._sizes_of(self.axes), filled[len(self.others)]
         groups: list[list[Any]] = []
-        rest = filled
+        rest = iter(filled)
         for sizes in (self._sizes_of(self.others), [heads], lengths, lengths):
-            own, rest = rest[: len(sizes)], rest[len(sizes) :]
-            groups.append([1] * len(sizes) if all(size == 1 for size in own) else sizes)
+            own = [next(rest) for _ in sizes]
+            groups.append(own if all(size == 1 for size in own) else sizes)
         full = [size for sizes in groups for size in sizes]
         pairs = zip(filled, full, strict=True)
         if any(isinstance(a, int) and isinstance(b, int) and a not in (1, b) for a, b in pairs):

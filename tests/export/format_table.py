@@ -139,9 +139,9 @@ keras_graphattn.check_export(model, "onnx")  # nothing, or an error that says wh
 
 The extra `formats` installs what writes and runs these files. `export_saved_model` writes a
 SavedModel from any backend. From JAX, it also takes any length of several inputs, such as tokens
-and their padding, which `Model.export` does not. TensorFlow 2.21 cannot
-read what `Model.export` writes from JAX 0.11 and later, and jax2onnx 0.17.1 fails with JAX 0.12.
-So the extra takes JAX 0.10.
+and their padding, which `Model.export` does not. TensorFlow 2.21 cannot read what `Model.export`
+writes from JAX 0.11 and later, and jax2onnx 0.17.1 fails with JAX 0.12. So the extra takes JAX
+0.10.
 
 ## The table
 
